@@ -1,0 +1,36 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint types ops fuzz zoo clean
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[demo,test]"
+	touch $@
+
+demo: $(VENV)/.installed
+	$(BIN)/python -m demo.digits
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed
+	$(BIN)/mypy
+
+test: lint types
+	$(BIN)/python -m pytest
+
+ops: $(VENV)/.installed
+	$(BIN)/python -m tests.operators
+
+fuzz: $(VENV)/.installed
+	$(BIN)/python -m tests.graphs 2000
+
+zoo: $(VENV)/.installed
+	$(BIN)/python -m tests.zoo
+
+clean:
+	rm -rf $(VENV) build dist

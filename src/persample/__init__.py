@@ -1,0 +1,33 @@
+"""Per-sample gradients of any unmodified PyTorch model.
+
+>>> import torch, persample
+>>> model = torch.nn.Linear(3, 1)
+>>> with persample.record(model) as tape:
+...     losses = model(torch.ones(2, 3)).square().squeeze(1)
+...     tape.backward(losses)
+>>> tape.grads()["weight"].shape
+torch.Size([2, 1, 3])
+"""
+
+from .errors import (
+    MissedUseError,
+    MixedSamplesError,
+    PersampleError,
+    StaleError,
+    UsageError,
+    VerificationError,
+)
+from .recorder import record
+from .tape import Tape
+
+__all__ = [
+    "MissedUseError",
+    "MixedSamplesError",
+    "PersampleError",
+    "StaleError",
+    "Tape",
+    "UsageError",
+    "VerificationError",
+    "record",
+]
+__version__ = "0.1.0"

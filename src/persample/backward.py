@@ -1,0 +1,197 @@
+"""Back-propagation under the recorder's eyes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .enter import entered
+from .errors import MixedSamplesError, PersampleError, Reason, UsageError, here
+from .layout import Additive, Layout, Mixed
+from .marks import Derived
+from .tape import expect_losses, missed
+
+if TYPE_CHECKING:
+    from .recorder import Recorder
+
+_backward = entered(torch.autograd.backward)
+_grad = entered(torch.autograd.grad)
+ENGINE = frozenset((Tensor.backward, torch.autograd.backward, torch.autograd.grad))
+
+
+def tape_backward(
+    recorder: Recorder, losses: Tensor, *, scale: float | Tensor | None, retain_graph: bool
+) -> None:
+    """The body of ``Tape.backward``."""
+    with torch._C.DisableTorchFunction():
+        if not isinstance(losses, Tensor):
+            raise UsageError(f"backward takes a tensor of losses, got {type(losses).__name__}")
+        factor = 1.0 if scale is None else float(scale)
+        if not factor > 0 or factor == float("inf"):
+            raise UsageError(f"scale must be a positive finite number, got {scale!r}")
+        if not losses.requires_grad:
+            raise UsageError(
+                "the losses carry no gradient",
+                why="they were computed under no_grad, or from constants only",
+                fix="compute them inside the block with gradients enabled",
+            )
+        seed = torch.full_like(losses, factor)
+    _checked(recorder, losses, seed, factor, retain_graph)
+
+
+def _checked(
+    recorder: Recorder, losses: Tensor, seed: Tensor, factor: float, retain_graph: bool
+) -> None:
+    from . import loop
+
+    tape = recorder.tape
+    with torch._C.DisableTorchFunction():
+        try:
+            scalar, coupled = _prove(recorder, losses)
+        except PersampleError:
+            if not recorder.loop:
+                raise
+            loop.one_by_one(recorder, losses, retain_graph=retain_graph)
+            return
+    reference = None
+    if recorder.verify:
+        reference = loop.reference(recorder, losses)
+    keep = retain_graph or recorder.loop
+    with receiving(recorder, factor):
+        if recorder.native:
+            inputs = [recorder.anchor]
+            _backward(losses, seed, retain_graph=keep, inputs=inputs)
+        else:
+            _backward(losses, seed, retain_graph=keep)
+    if tape._trouble is not None:
+        if recorder.loop:
+            tape._trouble = None
+            loop.one_by_one(recorder, losses, retain_graph=retain_graph)
+            return
+        raise tape._trouble
+    tape._backwards += 1
+    tape._scalar = tape._scalar or scalar
+    tape._coupled = tape._coupled or coupled
+    if reference is not None:
+        loop.compare(recorder, losses, reference)
+
+
+def _prove(recorder: Recorder, losses: Tensor) -> tuple[bool, Any]:
+    state = recorder.look(losses)
+    if isinstance(state, Derived):
+        raise MixedSamplesError(
+            "the loss depends on parameters alone",
+            why="a regulariser has no per-sample gradient",
+            fix="give it its own backward() after tape.set_grad(...)",
+        )
+    n = recorder.n
+    if n is None:
+        raise UsageError(
+            "no samples were seen",
+            why="no module of the model was called inside the block",
+            fix="call the model on its inputs inside the block, or tape.mark(x)",
+        )
+    return expect_losses(losses, state, n)
+
+
+@contextlib.contextmanager
+def receiving(recorder: Recorder, factor: float) -> Iterator[None]:
+    """Taps are listened to; native gradients that reach a parameter are caught and undone."""
+    tape = recorder.tape
+    leaves = [t for _, t in recorder.slots.values() if t.is_leaf]
+    before = [(leaf, leaf.grad) for leaf in leaves]
+    for leaf in leaves:
+        leaf.grad = None
+    tape._receiving, tape._factor = True, 1.0 / factor
+    count = len(tape._uses)
+    firings = [(use, len(use.firings)) for use in tape._uses]
+    done = False
+    try:
+        # one thread, so that recomputation (checkpointing) sees the mode
+        with recorder.watching(), torch.autograd.set_multithreading_enabled(False):
+            yield
+        done = tape._trouble is None
+    finally:
+        tape._receiving = False
+        escaped = [leaf for leaf in leaves if leaf.grad is not None]
+        for leaf, grad in before:
+            leaf.grad = grad
+        done = done and not escaped
+        if not done:  # an interrupted backward leaves no half of itself
+            for use in tape._uses[count:]:
+                use.firings.clear()
+            del tape._uses[count:]
+            for use, size in firings:
+                del use.firings[size:]
+    if escaped and tape._trouble is None:
+        names = {id(t): name for name, t in recorder.model.named_parameters()}
+        tape._trouble = missed([names.get(id(leaf), "?") for leaf in escaped])
+
+
+def run_backward(
+    recorder: Recorder, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
+) -> None:
+    """A plain ``backward()`` inside the block."""
+    names = ("tensors", "grad_tensors", "retain_graph", "create_graph")
+    if func is Tensor.backward:
+        names = ("self", "gradient", "retain_graph", "create_graph")
+    given = dict(zip(names, args, strict=False)) | kwargs
+    roots = given.get("self", given.get("tensors"))
+    roots = [roots] if isinstance(roots, Tensor) else list(roots or ())
+    seeds = given.get("gradient", given.get("grad_tensors"))
+    retain = bool(given.get("retain_graph")) or bool(given.get("create_graph"))
+    if given.get("inputs") is not None:
+        raise UsageError("backward(inputs=...) inside a recording", fix="use torch.autograd.grad")
+    if len(roots) != 1:
+        raise UsageError("several roots in one backward", fix="add them up, or call it for each")
+    root = roots[0]
+    if isinstance(seeds, (list, tuple)):
+        seeds = seeds[0]
+    if seeds is None:
+        if root.numel() != 1:
+            raise RuntimeError("grad can be implicitly created only for scalar outputs")
+        seeds = torch.ones_like(root)
+    _plain(recorder, root, seeds, retain)
+
+
+def _plain(recorder: Recorder, root: Tensor, seed: Tensor, retain: bool) -> None:
+    constant = bool((seed == seed.flatten()[:1]).all()) if seed.numel() else True
+    if not constant:
+        recorder.tape._scalar = True  # weighted losses: rows are weighted gradients
+    _checked(recorder, root, seed, 1.0, retain)
+    if not constant or float(seed.flatten()[0] if seed.numel() else 1.0) != 1.0:
+        recorder.tape._scalar = True
+
+
+def run_grad(recorder: Recorder, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """``torch.autograd.grad`` inside the block: a computation on data, not a backward of losses."""
+    names = ("outputs", "inputs", "grad_outputs", "retain_graph", "create_graph")
+    given = dict(zip(names, args, strict=False)) | kwargs
+    tape = recorder.tape
+    tape._muted = True
+    try:
+        with recorder.watching():
+            found = _grad(*args, **kwargs)
+    finally:
+        tape._muted = False
+    inputs = given["inputs"]
+    inputs = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+    outputs = given["outputs"]
+    outputs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
+    apart = all(isinstance(recorder.look(o), (Layout, Additive)) for o in outputs)
+    for source, grad in zip(inputs, found, strict=True):
+        if grad is None:
+            continue
+        state = recorder.look(source)
+        if grad.requires_grad or not apart or not isinstance(state, Layout):
+            why = "the gradient of a gradient reaches parameters in ways that were not recorded"
+            reason = Reason("torch.autograd.grad", why, (tuple(grad.shape),), here(),
+                            'record(..., unproven="loop") follows it')
+            recorder.marks.put(grad, Mixed(reason))
+        else:
+            recorder.marks.put(grad, state)
+    return found

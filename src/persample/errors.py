@@ -1,0 +1,102 @@
+"""What persample raises, and how a message is built: what, where, why, fix."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+from dataclasses import dataclass
+from types import CodeType
+
+import torch
+
+_HIDDEN = tuple(
+    os.path.dirname(os.path.abspath(path)) + os.sep for path in (torch.__file__, __file__)
+)
+
+
+class PersampleError(RuntimeError):
+    """Base of every error; ``what``, ``where``, ``why`` and ``fix`` are attributes."""
+
+    def __init__(self, what: str, *, where: str = "", why: str = "", fix: str = "") -> None:
+        self.what, self.where, self.why, self.fix = what, where, why, fix
+        parts = [what]
+        for label, text in (("where", where), ("why", why), ("fix", fix)):
+            if text:
+                parts.append(f"  {label}: {text}")
+        super().__init__("\n".join(parts))
+
+
+class MixedSamplesError(PersampleError):
+    """Samples meet each other, or nothing proves that they do not."""
+
+
+class MissedUseError(PersampleError):
+    """A parameter was used where the recorder could not see it."""
+
+
+class StaleError(PersampleError):
+    """Something the answer depends on changed since it was recorded."""
+
+
+class UsageError(PersampleError):
+    """The interface was called in a way that has no meaning."""
+
+
+class VerificationError(PersampleError):
+    """The self-check found a number that does not agree with autograd."""
+
+
+Place = tuple[CodeType, int]
+
+
+def here() -> Place | None:
+    """The innermost frame of the caller's own code (not torch, not persample)."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith(_HIDDEN) and not name.startswith("<"):
+            return frame.f_code, frame.f_lineno
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+def describe(place: Place | None) -> str:
+    """``model.py:12 in forward: y = x.mean(0)``."""
+    if place is None:
+        return ""
+    code, line = place
+    text = linecache.getline(code.co_filename, line).strip()
+    name = os.path.join(*code.co_filename.split(os.sep)[-2:])
+    return f"{name}:{line} in {code.co_name}" + (f": {text}" if text else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a tensor has no proven place for its samples; becomes an error only if it matters."""
+
+    operator: str
+    why: str
+    shapes: tuple[tuple[int, ...], ...] = ()
+    place: Place | None = None
+    fix: str = ""
+
+    def where(self) -> str:
+        """Operator, shapes and the caller's line."""
+        text = self.operator
+        if self.shapes:
+            text += " on " + ", ".join(str(s) for s in self.shapes)
+        line = describe(self.place)
+        return f"{text}, {line}" if line else text
+
+    def error(self, what: str, *, fix: str = "") -> MixedSamplesError:
+        """The error for a caller who needs the samples apart."""
+        return MixedSamplesError(what, where=self.where(), why=self.why, fix=self.fix or fix)
+
+
+class Mixing(Exception):
+    """Raised inside a layout rule: this call does not keep samples apart (or no proof is known)."""
+
+    def __init__(self, why: str, fix: str = "") -> None:
+        self.why, self.fix = why, fix
+        super().__init__(why)

@@ -1,0 +1,174 @@
+"""Which inputs of the model hold samples: read off at the outermost module call."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from .errors import UsageError
+from .layout import closed, explicit
+
+if TYPE_CHECKING:
+    from .recorder import Recorder
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Seen:
+    """An input tensor and how it was taken."""
+
+    path: str
+    shape: tuple[int, ...]
+    samples: bool
+    declared: bool
+
+
+class Inputs:
+    """Marks the tensors among the arguments of the outermost call of any module of the model."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        *,
+        dim: int,
+        constants: Iterable[str | int | Tensor],
+        sample_ids: Tensor | None,
+    ) -> None:
+        self.recorder, self.dim, self.sample_ids = recorder, dim, sample_ids
+        given = [constants] if isinstance(constants, (str, int, Tensor)) else list(constants)
+        self.names = {c for c in given if isinstance(c, (str, int))}
+        self.tensors = {id(c) for c in given if isinstance(c, Tensor)}
+        self.keep_alive = [c for c in given if isinstance(c, Tensor)]
+        self.seen: list[Seen] = []
+        self._handles: list[Any] = []
+        self._inside: Any = None
+
+    def install(self, model: nn.Module) -> None:
+        """Hook every module (removed again when the block ends)."""
+        for module in model.modules():
+            if not isinstance(module, torch.jit.ScriptModule):
+                self._handles.append(
+                    module.register_forward_pre_hook(self._before, prepend=True, with_kwargs=True)
+                )
+
+    def remove(self) -> None:
+        """Take all hooks away."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        if self._inside is not None:
+            self._inside.remove()
+            self._inside = None
+
+    def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if self._inside is not None:
+            return
+        self._inside = module.register_forward_hook(self._after, always_call=True)
+        with torch._C.DisableTorchFunction():
+            self._take(module, args, kwargs)
+
+    def _after(self, module: nn.Module, args: Any, out: Any) -> None:
+        if self._inside is not None:
+            self._inside.remove()
+            self._inside = None
+
+    def _take(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        found: list[tuple[str, Any]] = []
+        names = _argument_names(module)
+        for k, value in enumerate(args):
+            name = names[k] if k < len(names) else str(k)
+            if k not in self.names:
+                walk(name, value, found)
+        for name, value in kwargs.items():
+            walk(name, value, found)
+        fresh = [(p, t) for p, t in found if self.recorder.look(t if isinstance(t, Tensor) else t.data) is None]
+        if self.recorder.n is None:
+            self.recorder.n = self._infer(fresh)
+        for path, value in fresh:
+            self._mark(path, value)
+
+    def _declared(self, path: str, value: Any) -> bool:
+        parts = path.split(".")
+        return id(value) in self.tensors or path in self.names or parts[0] in self.names or (
+            parts[-1] in self.names
+        )
+
+    def _infer(self, found: list[tuple[str, Any]]) -> int | None:
+        """The size of the samples' axis of the first input that has more than one index there."""
+        sizes = []
+        for path, value in found:
+            if self._declared(path, value):
+                continue
+            if isinstance(value, PackedSequence):
+                return int(value.batch_sizes[0]) if value.batch_sizes.numel() else 0
+            if value.dim() > self.dim:
+                sizes.append(value.shape[self.dim])
+        return next((s for s in sizes if s != 1), sizes[0] if sizes else None)
+
+    def _mark(self, path: str, value: Any) -> None:
+        n, marks = self.recorder.n, self.recorder.marks
+        declared = self._declared(path, value)
+        if isinstance(value, PackedSequence):
+            if not declared and n == int(value.batch_sizes[0]):
+                marks.put(value.data, explicit(_packed_ids(value).view(
+                    -1, *[1] * (value.data.dim() - 1)), n))
+            return
+        samples = False
+        if not declared and value.dim() > self.dim and n is not None:
+            size = value.shape[self.dim]
+            if self.sample_ids is not None:
+                samples = size == self.sample_ids.numel()
+            else:
+                samples = size == n
+        if samples and n is not None:
+            if self.sample_ids is not None:
+                self._mark_rows(value, n)
+            else:
+                marks.put(value, closed(self.dim))
+        self.seen.append(Seen(path, tuple(value.shape), samples, declared))
+
+    def _mark_rows(self, value: Tensor, n: int) -> None:
+        assert self.sample_ids is not None
+        ids = self.sample_ids.to(value.device, torch.long).flatten()
+        if ids.numel() and not (0 <= int(ids.min()) and int(ids.max()) < n):
+            raise UsageError(f"sample_ids must lie between 0 and n - 1 = {n - 1}")
+        view = [1] * value.dim()
+        view[self.dim] = -1
+        self.recorder.marks.put(value, explicit(ids.view(view), n))
+
+
+def _argument_names(module: nn.Module) -> list[str]:
+    try:
+        return list(inspect.signature(module.forward).parameters)
+    except (TypeError, ValueError):
+        return []
+
+
+def _packed_ids(packed: PackedSequence) -> Tensor:
+    """The sample of every row: rows run over time, then over slots."""
+    device = packed.data.device
+    slots = torch.cat(
+        [torch.arange(int(size), device=device) for size in packed.batch_sizes]
+        or [torch.zeros(0, dtype=torch.long, device=device)]
+    )
+    return slots if packed.sorted_indices is None else packed.sorted_indices[slots]
+
+
+def walk(path: str, value: Any, found: list[tuple[str, Any]]) -> None:
+    """Collect tensors (and packed sequences) in nested inputs, with their paths."""
+    if isinstance(value, (Tensor, PackedSequence)):
+        found.append((path, value))
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            walk(f"{path}.{key}", item, found)
+    elif isinstance(value, (list, tuple)):
+        for k, item in enumerate(value):
+            walk(f"{path}.{k}", item, found)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            walk(f"{path}.{field.name}", getattr(value, field.name), found)

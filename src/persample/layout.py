@@ -1,0 +1,299 @@
+"""Where the samples sit in a tensor.
+
+A layout colours every element with the sample it belongs to. Two representations:
+
+* closed: on one ``axis`` of size outer * n * inner, index ``j`` belongs to ``(j // inner) % n``;
+* explicit: ``ids``, an integer tensor broadcastable to the tensor, -1 where no sample is meant.
+
+A constant has no layout, and may be coloured freely. What the colours assert: an element with
+colour i has been computed from elements of colour i and constants only. If the losses are coloured
+0..n-1, then no path of the graph leads from an element of colour i to a loss of another colour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .errors import Mixing, Reason
+
+Shape = Sequence[int]
+
+
+class Layout:
+    """Immutable; closed layouts are interned by :func:`closed`."""
+
+    __slots__ = ("axis", "coupled", "ids", "inner")
+
+    def __init__(
+        self, axis: int, inner: int = 1, ids: Tensor | None = None, coupled: Reason | None = None
+    ) -> None:
+        self.axis, self.inner, self.ids, self.coupled = axis, inner, ids, coupled
+
+    def __repr__(self) -> str:
+        if self.ids is None:
+            text = f"axis {self.axis}" + (f", inner {self.inner}" if self.inner != 1 else "")
+        else:
+            text = f"ids {tuple(self.ids.shape)}"
+        return f"Layout({text}{', coupled' if self.coupled else ''})"
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """The axes along which the colour changes."""
+        if self.ids is None:
+            return (self.axis,)
+        return tuple(d for d, size in enumerate(self.ids.shape) if size != 1)
+
+    def with_coupling(self, reason: Reason | None) -> Layout:
+        """The same colours, remembering that the values depend on the whole batch."""
+        if reason is None or self.coupled is not None:
+            return self
+        return Layout(self.axis, self.inner, self.ids, reason)
+
+    def plain(self) -> Layout:
+        """The same colours without the memory of coupling."""
+        if self.coupled is None:
+            return self
+        if self.ids is None:
+            return closed(self.axis, self.inner)
+        return Layout(self.axis, self.inner, self.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Additive:
+    """A sum over samples of terms that each belong to one sample (a mean loss, for instance)."""
+
+    coupled: Reason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Mixed:
+    """Elements that belong to several samples, or to nobody knows which."""
+
+    reason: Reason
+
+
+class Constant:
+    """Seen by the recorder, carries a gradient history, depends on no sample and no parameter."""
+
+    __slots__ = ()
+
+
+CONSTANT = Constant()
+State = Layout | Additive | Mixed | Constant
+
+_INTERNED: dict[tuple[int, int], Layout] = {}
+
+
+def closed(axis: int, inner: int = 1) -> Layout:
+    """The interned closed layout."""
+    key = (axis, inner)
+    found = _INTERNED.get(key)
+    if found is None:
+        found = _INTERNED[key] = Layout(axis, inner)
+    return found
+
+
+def explicit(ids: Tensor, n: int) -> Layout:
+    """A layout from ids broadcastable to the tensor, in closed form where one fits."""
+    axes = [d for d, size in enumerate(ids.shape) if size != 1]
+    if len(axes) == 1:
+        axis = axes[0]
+        inner = _closed_form(ids.flatten(), n)
+        if inner is not None:
+            return closed(axis, inner)
+    return Layout(axes[0] if axes else 0, 1, ids)
+
+
+def _closed_form(ids: Tensor, n: int) -> int | None:
+    """The ``inner`` for which ids are (j // inner) % n, where -1 agrees with anything."""
+    size = ids.numel()
+    if n == 0 or size == 0 or size % n:
+        return None
+    wild = ids < 0
+    index = torch.arange(size, device=ids.device)
+    repeats = size // n
+    for inner in sorted((d for d in range(1, repeats + 1) if repeats % d == 0), reverse=True):
+        if bool((((index // inner) % n == ids) | wild).all()):
+            return inner
+    return None
+
+
+def axis_ids(layout: Layout, size: int, n: int, device: torch.device) -> Tensor:
+    """The colour of every index of a closed layout's axis."""
+    index = torch.arange(size, device=device)
+    return (index // layout.inner) % max(n, 1)
+
+
+def ids_of(layout: Layout, shape: Shape, n: int, device: torch.device) -> Tensor:
+    """Colours as a tensor of the rank of ``shape``, broadcastable to it."""
+    if layout.ids is not None:
+        return layout.ids
+    view = [1] * len(shape)
+    view[layout.axis] = shape[layout.axis]
+    return axis_ids(layout, shape[layout.axis], n, device).view(view)
+
+
+def covers(layout: Layout, shape: Shape, n: int) -> bool:
+    """Whether a closed layout fits the shape (the axis divides into outer * n * inner)."""
+    if layout.ids is not None:
+        return True
+    unit = n * layout.inner
+    return unit == 0 or shape[layout.axis] % unit == 0
+
+
+def remap(layout: Layout, places: Sequence[int | None], rank: int) -> Layout:
+    """Move axis d to ``places[d]`` in a tensor of the given rank; a lost axis must be colourless."""
+    if layout.ids is None:
+        place = places[layout.axis]
+        if place is None:
+            raise Mixing("the operator acts across the axis that holds the samples")
+        return closed(place, layout.inner)
+    view = [1] * rank
+    order = []
+    for d, size in enumerate(layout.ids.shape):
+        place = places[d]
+        if place is None:
+            if size != 1:
+                raise Mixing("the operator acts across an axis that holds samples")
+        else:
+            view[place] = size
+            order.append((place, d))
+    order.sort()
+    kept = [d for _, d in order]
+    lost = [d for d in range(layout.ids.dim()) if d not in kept]
+    return Layout(0, 1, layout.ids.permute(lost + kept).reshape(view))
+
+
+def align(layout: Layout, shape: Shape, out: Shape, n: int) -> Layout:
+    """Right-aligned broadcasting of ``shape`` to ``out``."""
+    shift = len(out) - len(shape)
+    if layout.ids is None:
+        size, place = shape[layout.axis], layout.axis + shift
+        if place < 0 or out[place] != size and not (size == 1 and n == 1):
+            raise Mixing("the axis that holds the samples does not survive broadcasting")
+        return layout if shift == 0 else closed(place, layout.inner)
+    if shift == 0:
+        return layout
+    if shift < 0:
+        raise Mixing("the result has fewer axes than the tensor that holds the samples")
+    return Layout(0, 1, layout.ids.view((1,) * shift + tuple(layout.ids.shape)))
+
+
+def merge(one: Layout, two: Layout, shape: Shape, n: int) -> Layout:
+    """The layout of a result computed element by element from two coloured tensors."""
+    if one is two:
+        return one
+    if one.ids is None and two.ids is None:
+        if one.axis == two.axis and one.inner == two.inner:
+            return one
+        if n == 1:
+            return one
+        raise Mixing(
+            "two tensors that meet here hold their samples in different places: "
+            f"{one} and {two}",
+            "if one of them is not per-sample data (a mask, position ids), name it in "
+            "record(..., constants=...)",
+        )
+    first, second = one.ids, two.ids
+    if first is None or second is None:
+        device = (first if first is not None else second).device  # type: ignore[union-attr]
+        first, second = ids_of(one, shape, n, device), ids_of(two, shape, n, device)
+    if first is second or first.shape == second.shape and torch.equal(first, second):
+        return one
+    if bool(((first == second) | (first < 0) | (second < 0)).all()):
+        return explicit(torch.maximum(first, second), n)
+    raise Mixing("rows of different samples meet in one element")
+
+
+def reshape(layout: Layout, old: Shape, new: Shape, n: int, device: torch.device) -> Layout:
+    """Follow a reshape (row-major order is kept)."""
+    if 0 in new:  # nothing to colour; keep an empty axis for an empty batch
+        return closed(next(d for d, size in enumerate(new) if size == 0))
+    if layout.ids is not None:
+        return _reshape_ids(layout.ids, old, new, n)
+    stride = layout.inner
+    for size in old[layout.axis + 1 :]:
+        stride *= size
+    if n == 1:
+        return closed(_place_of_one(layout, old, new))
+    post = 1
+    for d in range(len(new) - 1, -1, -1):
+        if stride % post == 0:
+            inner = stride // post
+            if new[d] % (inner * n) == 0 and inner * n <= new[d]:
+                return closed(d, inner)
+        post *= new[d]
+    return _reshape_ids(ids_of(layout, old, n, device), old, new, n)
+
+
+def _place_of_one(layout: Layout, old: Shape, new: Shape) -> int:
+    """With one sample every axis is right; take the one that a larger batch would have."""
+    post = 1
+    for size in old[layout.axis + 1 :]:
+        post *= size
+    after, best = 1, 0
+    for d in range(len(new) - 1, -1, -1):
+        if after == post and new[d] == old[layout.axis]:
+            return d
+        if after <= post:
+            best = d
+        after *= new[d]
+    return best
+
+
+def _reshape_ids(ids: Tensor, old: Shape, new: Shape, n: int) -> Layout:
+    """Regroup axes; only groups in which the colour changes are written out."""
+    pieces: list[int] = []
+    view: list[int] = []
+    for olds, news in _groups(old, new):
+        mine = [ids.size(d) for d in olds]
+        if all(size == 1 for size in mine):
+            view += [1] * len(news)
+            pieces += [1] * len(olds)
+        else:
+            view += [new[d] for d in news]
+            pieces += [old[d] for d in olds]
+    full = ids.expand(pieces).reshape(view)
+    return explicit(squeeze_colours(full), n)
+
+
+def squeeze_colours(ids: Tensor) -> Tensor:
+    """Shrink to size one every axis along which one colour will do (-1 may take any colour)."""
+    for d in range(ids.dim()):
+        if ids.size(d) > 1:
+            if ids.stride(d) == 0:
+                ids = ids.narrow(d, 0, 1)
+                continue
+            top = ids.amax(d, keepdim=True)
+            if bool(((ids == top) | (ids < 0)).all()):
+                ids = top
+    return ids
+
+
+def _groups(old: Shape, new: Shape) -> list[tuple[list[int], list[int]]]:
+    """Split both shapes into the smallest runs of axes with equal products."""
+    groups: list[tuple[list[int], list[int]]] = []
+    i = j = 0
+    while i < len(old) or j < len(new):
+        olds: list[int] = []
+        news: list[int] = []
+        a = b = 1
+        if i < len(old):
+            olds.append(i)
+            a, i = old[i], i + 1
+        if j < len(new):
+            news.append(j)
+            b, j = new[j], j + 1
+        while a != b:
+            if a < b and i < len(old) or j >= len(new):
+                olds.append(i)
+                a, i = a * old[i], i + 1
+            else:
+                news.append(j)
+                b, j = b * new[j], j + 1
+        groups.append((olds, news))
+    return groups

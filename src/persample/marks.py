@@ -1,0 +1,104 @@
+"""What the recorder knows of live tensors: a weak table from tensor to state."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from torch import Tensor
+
+from .errors import Reason, here
+from .layout import Mixed, State
+
+
+class Derived:
+    """Computed from parameters only; ``selected`` if one of them is recorded."""
+
+    __slots__ = ("selected",)
+
+    def __init__(self, selected: bool) -> None:
+        self.selected = selected
+
+
+class Family:
+    """Tensors that share memory share a version counter; what was seen of it last."""
+
+    __slots__ = ("epoch", "version")
+
+    def __init__(self, version: int) -> None:
+        self.version, self.epoch = version, 0
+
+
+class Mark:
+    """One tensor's state, and what would show that somebody changed it unseen."""
+
+    __slots__ = ("epoch", "family", "history", "ref", "state")
+
+    def __init__(self, ref: Any, state: State | Derived, history: bool, family: Family) -> None:
+        self.ref, self.state, self.history, self.family = ref, state, history, family
+        self.epoch = family.epoch
+
+
+def version(tensor: Tensor) -> int:
+    """The version counter; inference tensors have none."""
+    return -1 if tensor.is_inference() else tensor._version
+
+
+class Marks:
+    """Weak table: entries die with their tensors, ids are never reused while an entry lives."""
+
+    __slots__ = ("table",)
+
+    def __init__(self) -> None:
+        self.table: dict[int, Mark] = {}
+
+    def put(self, tensor: Tensor, state: State | Derived, like: Mark | None = None) -> None:
+        """Remember a tensor's state; ``like`` is the mark of a tensor it shares memory with."""
+        table, key = self.table, id(tensor)
+        known = table.get(key)
+        if known is not None:
+            known.state, known.history = state, tensor.requires_grad
+            known.family.version = version(tensor)
+            known.epoch = known.family.epoch
+            return
+        family = like.family if like is not None else Family(version(tensor))
+        ref = weakref.ref(tensor, lambda _: table.pop(key, None) and None)
+        table[key] = Mark(ref, state, tensor.requires_grad, family)
+
+    def rewrite(self, tensor: Tensor, state: State | Derived, changed: bool) -> None:
+        """An operator seen by the recorder wrote into the tensor."""
+        known = self.table.get(id(tensor))
+        if known is not None and changed:
+            known.family.epoch += 1
+        self.put(tensor, state)
+
+    def get(self, tensor: Tensor) -> Mark | None:
+        """The mark, if the tensor is still what it was when it was marked."""
+        mark = self.table.get(id(tensor))
+        if mark is None:
+            return None
+        family = mark.family
+        if family.version != version(tensor) or mark.epoch != family.epoch:
+            mark.state = unseen("it, or a tensor that shares its memory, was written to")
+            mark.history = True
+            family.version, family.epoch = version(tensor), family.epoch + 1
+            mark.epoch = family.epoch
+        return mark
+
+
+def gained_history(mark: Mark, tensor: Tensor) -> bool:
+    """Whether something unseen made the tensor part of a graph since it was marked."""
+    return not mark.history and tensor.requires_grad and tensor.grad_fn is not None
+
+
+def unseen(why: str) -> Mixed:
+    """The state of a tensor that something unseen had to do with."""
+    return Mixed(
+        Reason(
+            "an unseen operator",
+            f"persample cannot follow this tensor: {why}",
+            (),
+            here(),
+            'record(..., unproven="loop") computes these gradients one sample at a time',
+        )
+    )

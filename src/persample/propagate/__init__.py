@@ -1,0 +1,21 @@
+"""How layouts move through torch's operators: one table, one rule per family.
+
+A rule looks at the arguments, not only at the name: which axes are reduced, normalised, padded or
+contracted. Whatever is not in the table, or fails its rule, gives a tensor whose samples are mixed.
+"""
+
+from . import (  # noqa: F401  (importing a family fills the table)
+    contraction,
+    indexing,
+    linear_algebra,
+    losses,
+    movement,
+    neural,
+    pointwise,
+    reduction,
+)
+from .call import Call, collect
+from .states import propagate
+from .table import Operator, find
+
+__all__ = ["Call", "Operator", "collect", "find", "propagate"]

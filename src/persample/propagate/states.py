@@ -1,0 +1,160 @@
+"""Apply a layout rule, and the algebra of states that are not layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from ..errors import Mixing, Reason, here
+from ..layout import Additive, Constant, Layout, Mixed, State
+from .call import Call, Result, collect
+from .table import Operator
+
+Coloured = list[tuple[Tensor, State]]
+_SCALES = frozenset(("mul", "multiply", "div", "divide", "true_divide"))
+
+
+def propagate(
+    operator: Operator,
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    out: Any,
+    coloured: Coloured,
+    n: int,
+) -> Result | list[Result]:
+    """The state of every result of one call on data (parameters count as constants)."""
+    layouts: dict[int, Layout] = {}
+    plain = True
+    for tensor, state in coloured:
+        if isinstance(state, Layout) and state.coupled is None:
+            layouts[id(tensor)] = state
+        elif not isinstance(state, Constant):
+            plain = False
+    call = Call(operator.name, func, args, kwargs, out, layouts, n)
+    try:
+        if not plain:
+            return _special(operator, call, coloured)
+        return _apply(operator, call)
+    except Mixing as mixing:
+        return Mixed(reason(operator, call, mixing))
+
+
+def reason(operator: Operator, call: Call, mixing: Mixing) -> Reason:
+    """Where and why the samples were lost."""
+    shapes = tuple(tuple(t.shape) for t in call.tensors())
+    return Reason(operator.name, mixing.why, shapes, here(), mixing.fix)
+
+
+def _apply(operator: Operator, call: Call) -> Result | list[Result]:
+    if not call.layouts:
+        return None
+    if operator.rule is None:
+        raise Mixing(
+            f"persample has no layout rule for {operator.name}",
+            'record(..., unproven="loop") computes these gradients one sample at a time',
+        )
+    try:
+        return operator.rule(call)
+    except Mixing:
+        raise
+    except Exception as error:  # a rule that cannot cope proves nothing
+        raise Mixing(
+            f"the layout rule of {operator.name} could not follow this call "
+            f"({type(error).__name__}: {error})"
+        ) from error
+
+
+def _special(operator: Operator, call: Call, coloured: Coloured) -> Result | list[Result]:
+    """Some argument is mixed, a sum over samples, or coupled to the whole batch."""
+    live: Coloured = []
+    for tensor, state in coloured:
+        if isinstance(state, Constant):
+            continue
+        if operator.routes and not isinstance(state, Layout) and not tensor.requires_grad:
+            if not (tensor.is_floating_point() or tensor.is_complex()):
+                continue  # an index: what it chooses is read off its values
+        live.append((tensor, state))
+    if all(isinstance(state, Layout) and state.coupled is None for _, state in live):
+        return _apply(operator, call)
+    if operator.name in _SCALES:
+        return _scaled(operator, call, live)
+    if not operator.linear or any(isinstance(state, Mixed) for _, state in live):
+        return Mixed(_first_reason(live, operator, call))
+    if all(isinstance(state, Additive) for _, state in live):
+        return Additive(next((_coupling(s) for _, s in live if _coupling(s)), None))
+    if all(isinstance(state, Layout) for _, state in live):
+        return _coupled(operator, call, live, None)
+    return Mixed(_first_reason(live, operator, call))
+
+
+def _coupling(state: State) -> Reason | None:
+    return state.coupled if isinstance(state, (Layout, Additive)) else None
+
+
+def _first_reason(live: Coloured, operator: Operator, call: Call) -> Reason:
+    for _, state in live:
+        if isinstance(state, Mixed):
+            return state.reason
+        if isinstance(state, (Layout, Additive)) and state.coupled is not None:
+            return state.coupled
+    why = "a sum over samples is used again, so that samples influence each other"
+    return reason(operator, call, Mixing(why))
+
+
+def _scaled(operator: Operator, call: Call, live: Coloured) -> Result | list[Result]:
+    """A product or quotient: per-sample values may be scaled by a number of the whole batch."""
+    mixed = Mixed(_first_reason(live, operator, call))
+    grads = [pair for pair in live if pair[0].requires_grad]
+    if len(grads) > 1 or any(id(t) == _denominator(call) for t, _ in grads):
+        return mixed
+    main = (grads or [p for p in live if isinstance(p[1], Layout)] or live)[0]
+    if id(main[0]) == _denominator(call) and not isinstance(main[1], Layout):
+        return mixed
+    others = [pair for pair in live if pair[0] is not main[0]]
+    scalars = [pair for pair in others if not isinstance(pair[1], Layout)]
+    if isinstance(main[1], Mixed) or any(t.numel() != 1 for t, _ in scalars):
+        return mixed
+    if isinstance(main[1], Additive):
+        if len(scalars) < len(others):
+            return mixed
+        return Additive(mixed.reason if scalars else main[1].coupled)
+    layered = [pair for pair in live if isinstance(pair[1], Layout)]
+    return _coupled(operator, call, layered, mixed.reason if scalars else None)
+
+
+def _denominator(call: Call) -> int | None:
+    return id(call.arg(1, "other")) if call.name in ("div", "divide", "true_divide") else None
+
+
+def _coupled(
+    operator: Operator, call: Call, live: Coloured, why: Reason | None
+) -> Result | list[Result]:
+    """The rule on plain layouts, and the memory that values depend on the whole batch."""
+    layouts = dict(call.layouts)
+    for tensor, state in live:
+        if isinstance(state, Layout):
+            layouts[id(tensor)] = state.plain()
+            why = why or state.coupled
+    inner = Call(call.name, call.func, call.args, call.kwargs, call.out, layouts, call.n)
+    result = _apply(operator, inner)
+    if isinstance(result, list):
+        return [_tag(r, why) for r in result]
+    return _tag(result, why)
+
+
+def _tag(state: Result, why: Reason | None) -> Result:
+    if isinstance(state, Layout):
+        return state.with_coupling(why)
+    if isinstance(state, Additive):
+        return Additive(why)
+    return state
+
+
+def outputs(out: Any) -> list[Tensor]:
+    """The tensors among an operator's results, in order."""
+    found: list[Tensor] = []
+    collect(out, found)
+    return found

@@ -1,0 +1,201 @@
+"""The table: operator name -> how a layout moves; and which torch function has which name."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .call import Rule
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """What the recorder needs to know of a torch function."""
+
+    name: str
+    rule: Rule | None = None
+    inplace: bool = False
+    linear: bool = False
+    routes: bool = False
+    ignore: bool = False
+    enter: bool = False
+
+
+RULES: dict[str, Rule] = {}
+LINEAR: set[str] = set()
+ROUTES: set[str] = set()
+IGNORED: set[str] = set()
+
+
+def rule(names: str, *, linear: bool = False, routes: bool = False) -> Callable[[Rule], Rule]:
+    """Register a layout rule.
+
+    ``linear``: a sum over samples stays one. ``routes``: integer arguments only choose rows, so
+    their own origin does not matter. A name may be registered once.
+    """
+
+    def register(function: Rule) -> Rule:
+        for name in names.split():
+            if name in RULES:
+                raise ValueError(f"two layout rules for {name}")
+            RULES[name] = function
+            if linear:
+                LINEAR.add(name)
+            if routes:
+                ROUTES.add(name)
+        return function
+
+    return register
+
+
+# Attributes and methods that hand out no tensor data, or none that carries a gradient.
+IGNORED.update(
+    """shape device dtype requires_grad is_leaf grad_fn layout ndim names name is_cuda is_cpu is_mps
+    is_xpu is_xla is_ipu is_maia is_mkldnn is_mtia is_vulkan is_hpu is_meta is_nested is_quantized
+    is_sparse is_sparse_csr _backward_hooks _post_accumulate_grad_hooks _base _cdata _grad _grad_fn
+    _version grad grad_dtype itemsize nbytes output_nr retains_grad volatile
+    size dim stride numel nelement ndimension is_floating_point is_complex is_contiguous
+    is_signed is_conj is_neg is_inference is_shared is_pinned is_set_to is_same_size is_nonzero
+    is_distributed is_coalesced element_size storage_offset storage untyped_storage storage_type
+    data_ptr const_data_ptr get_device dim_order __len__ __bool__ __int__ __float__ __index__
+    __complex__ __long__ __nonzero__ __contains__ __format__ __repr__ __hash__ __reduce_ex__
+    __setstate__ __deepcopy__ __dlpack__ __dlpack_device__ __array__ numpy tolist item allclose
+    equal register_hook register_post_accumulate_grad_hook retain_grad _is_view sparse_dim dense_dim
+    qscheme record_stream requires_grad_ broadcast_shapes result_type can_cast promote_types
+    is_tensor is_storage typename get_default_dtype""".split()
+)
+
+_DUNDER = {
+    "iadd": "add_", "isub": "sub_", "imul": "mul_", "itruediv": "div_", "idiv": "div_",
+    "ifloordiv": "floor_divide_", "imod": "remainder_", "ipow": "pow_", "iand": "bitwise_and_",
+    "ior": "bitwise_or_", "ixor": "bitwise_xor_", "ilshift": "bitwise_left_shift_",
+    "irshift": "bitwise_right_shift_", "truediv": "div", "div": "div", "and": "bitwise_and",
+    "or": "bitwise_or", "xor": "bitwise_xor", "lshift": "bitwise_left_shift",
+    "rshift": "bitwise_right_shift", "invert": "bitwise_not", "mod": "remainder",
+    "floordiv": "floor_divide", "rtruediv": "rdiv", "getitem": "getitem", "setitem": "setitem_",
+    "rand": "bitwise_and", "ror": "bitwise_or", "rxor": "bitwise_xor",
+    "radd": "add", "rmul": "mul",
+}  # fmt: skip
+
+
+def canonical(name: str) -> tuple[str, bool]:
+    """``('add', True)`` for ``add_`` and ``__iadd__``."""
+    if name.startswith("__") and name.endswith("__"):
+        name = _DUNDER.get(name[2:-2], name[2:-2])
+    inplace = name.endswith("_")
+    return name.rstrip("_"), inplace
+
+
+@functools.cache
+def operators() -> dict[Any, Operator]:
+    """Every function, method and attribute of torch that can be met, by object."""
+    table: dict[Any, Operator] = {}
+    for namespace in _namespaces():
+        for attribute in dir(namespace):
+            own = getattr(namespace, "__dict__", {})
+            value = own[attribute] if attribute in own else getattr(namespace, attribute, None)
+            if isinstance(value, types.GetSetDescriptorType | property):
+                _add_attribute(table, attribute, value)
+            elif callable(value) and not isinstance(value, type):
+                _add(table, value, attribute)
+    return table
+
+
+def _namespaces() -> Iterable[Any]:
+    yield Tensor
+    yield Tensor.__mro__[1]
+    yield torch
+    yield torch._C._VariableFunctions
+    yield torch._C._nn
+    yield F
+    yield torch.functional
+    for name in ("linalg", "fft", "special"):
+        yield getattr(torch._C, f"_{name}")
+        yield getattr(torch, name)
+
+
+def _add_attribute(table: dict[Any, Operator], name: str, value: Any) -> None:
+    getter = value.__get__
+    if name in IGNORED or name.startswith("is_"):
+        table[getter] = Operator(name, ignore=True)
+    else:
+        table[getter] = Operator(name, rule=RULES.get(name), linear=name in LINEAR)
+
+
+def _add(table: dict[Any, Operator], function: Any, attribute: str) -> None:
+    try:
+        if function in table:
+            return
+    except TypeError:
+        return
+    own = getattr(function, "__name__", attribute)
+    # C functions know their full name (linalg_norm); Python ones are found by attribute.
+    table[function] = describe_operator(function, own if own != "<lambda>" else attribute)
+
+
+def describe_operator(function: Any, name: str) -> Operator:
+    """The operator record of a function of torch with that name."""
+    if name in IGNORED:
+        return Operator(name, ignore=True)
+    short, inplace = canonical(name)
+    found = RULES.get(short)
+    enter = isinstance(function, types.FunctionType) and not _whole(function, short)
+    return Operator(
+        short,
+        rule=None if enter else found,
+        inplace=inplace,
+        linear=short in LINEAR,
+        routes=short in ROUTES,
+        enter=enter,
+    )
+
+
+_WHOLE = {"rsub", "rdiv", "rpow", "rfloordiv", "rlshift", "rrshift", "rmod", "rmatmul"}
+
+
+def _whole(function: Any, name: str) -> bool:
+    """Python functions that are not entered: arithmetic, and methods that shadow a C method.
+
+    The C method reports itself under the name of the Python one, so entering would not end.
+    """
+    shadows = Tensor.__dict__.get(name) is function and hasattr(Tensor.__mro__[1], name)
+    return name in _WHOLE or shadows
+
+
+def find(function: Any) -> Operator:
+    """The operator record of anything the mode hands us."""
+    table = operators()
+    try:
+        known = table.get(function)
+    except TypeError:
+        known = None
+    if known is None:
+        known = _late(function)
+        try:
+            table[function] = known
+        except TypeError:
+            pass
+    return known
+
+
+def _late(function: Any) -> Operator:
+    packet = getattr(function, "overloadpacket", function)
+    if isinstance(packet, torch._ops.OpOverloadPacket):
+        namespace, _, name = packet._qualified_op_name.partition("::")
+        if namespace == "aten":
+            return describe_operator(function, name)
+        return Operator(f"{namespace}::{name}")
+    name = getattr(function, "__name__", repr(function))
+    module = getattr(function, "__module__", None) or ""
+    if isinstance(function, types.FunctionType) and module.split(".")[0] == "torch":
+        return describe_operator(function, name)
+    if name == "__set__":
+        return Operator(name, ignore=True)
+    return Operator(name)

@@ -1,0 +1,76 @@
+"""The oracle, one sample at a time, and helpers for tests of models and rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+LossFn = Callable[[nn.Module, Any], Tensor]
+
+
+def batch_size(batch: Any, dim: int = 0) -> int:
+    """The size of axis ``dim`` of the first tensor in the batch."""
+    for leaf in tree_flatten(batch)[0]:
+        if isinstance(leaf, Tensor) and leaf.dim() > dim:
+            return leaf.shape[dim]
+    raise ValueError("the batch holds no tensor with samples")
+
+
+def take(batch: Any, index: Tensor, n: int, dim: int = 0) -> Any:
+    """The batch restricted to some samples: every tensor leaf with n indices on ``dim``."""
+    leaves, spec = tree_flatten(batch)
+    picked = [
+        leaf.index_select(dim, index.to(leaf.device))
+        if isinstance(leaf, Tensor) and leaf.dim() > dim and leaf.shape[dim] == n
+        else leaf
+        for leaf in leaves
+    ]
+    return tree_unflatten(picked, spec)
+
+
+def oracle(
+    model: nn.Module, loss_fn: LossFn, batch: Any, *, n: int | None = None, dim: int = 0,
+    twice: bool = False,
+) -> dict[str, Tensor]:
+    """Per-sample gradients by running every sample alone: ``{name: (n, *shape)}``.
+
+    ``twice`` runs a batch of two copies and differentiates the first copy's loss: torch's eval-mode
+    BatchNorm on the CPU has a wrong backward for some batches of one.
+    """
+    n = batch_size(batch, dim) if n is None else n
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    rows: dict[str, list[Tensor]] = {name: [] for name in named}
+    before = {name: parameter.grad for name, parameter in named.items()}
+    for i in range(n):
+        for parameter in named.values():
+            parameter.grad = None
+        index = torch.tensor([i, i] if twice else [i])
+        loss_fn(model, take(batch, index, n, dim))[0].sum().backward()
+        for name, parameter in named.items():
+            grad = parameter.grad
+            rows[name].append(torch.zeros_like(parameter) if grad is None else grad.to_dense())
+    for name, parameter in named.items():
+        parameter.grad = before[name]
+    return {
+        name: torch.stack(r).detach() if r else named[name].new_zeros((0, *named[name].shape))
+        for name, r in rows.items()
+    }
+
+
+def relative_error(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+    """The largest deviation, relative to the largest entry of the expected gradients."""
+    if set(found) != set(expected):
+        return float("inf")
+    top = max((float(e.abs().max()) for e in expected.values() if e.numel()), default=0.0)
+    worst = 0.0
+    for name, value in expected.items():
+        if found[name].shape != value.shape:
+            return float("inf")
+        if value.numel():
+            error = float((found[name] - value).abs().max()) / (top or 1.0)
+            worst = error if not error <= worst else worst
+    return worst

@@ -1,0 +1,139 @@
+"""One use: one call of an operator in which a parameter met data, and what backward brought it."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import TreeSpec, tree_unflatten
+
+from .errors import Place
+from .layout import Layout
+
+if TYPE_CHECKING:
+    from .tape import Tape
+
+
+@dataclass(slots=True)
+class Operand:
+    """A parameter argument of a use: a parameter itself (``name``) or derived from parameters."""
+
+    position: int
+    value: Tensor
+    name: str | None
+    edge: Any = None
+    version: int = 0
+
+
+@dataclass(slots=True)
+class Firing:
+    """What one backward brought: the saved data arguments and the output gradients."""
+
+    saved: tuple[Tensor, ...]
+    grads: tuple[Tensor | None, ...]
+    factor: float = 1.0
+
+
+@dataclass(slots=True)
+class Use:
+    """Everything needed to run the operator again and to say whose gradient is whose."""
+
+    tape: weakref.ref[Tape]
+    operator: str
+    func: Callable[..., Any]
+    spec: TreeSpec
+    leaves: list[Any]
+    operands: list[Operand]
+    data: list[int]
+    layouts: list[Layout | None]
+    results: list[int]
+    out_layouts: list[Layout]
+    out_shapes: list[torch.Size]
+    place: Place | None
+    inplace: bool
+    rng: Any = None
+    autocast: tuple[tuple[str, bool, torch.dtype], ...] = ()
+    firings: list[Firing] = field(default_factory=list)
+
+    def fire(self, saved: tuple[Tensor, ...], grads: tuple[Tensor | None, ...]) -> None:
+        """Called by the tap in backward."""
+        tape = self.tape()
+        if tape is not None:
+            tape.receive(self, saved, grads)
+
+    def replay(self, saved: Sequence[Tensor], values: Sequence[Tensor]) -> list[Tensor]:
+        """The operator's tapped results, computed again from given data and parameters."""
+        leaves = list(self.leaves)
+        for position, tensor in zip(self.data, saved, strict=True):
+            leaves[position] = tensor
+        for operand, value in zip(self.operands, values, strict=True):
+            leaves[operand.position] = value
+        if self.inplace:
+            leaves[0] = leaves[0].clone()
+        args, kwargs = tree_unflatten(leaves, self.spec)
+        with self._surroundings(saved):
+            out = self.func(*args, **kwargs)
+        if self.inplace:
+            out = args[0]
+        outs: list[Tensor] = []
+        _tensors(out, outs)
+        return [outs[k] for k in self.results]
+
+    @contextlib.contextmanager
+    def _surroundings(self, saved: Sequence[Tensor]) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for device, enabled, dtype in self.autocast:
+                stack.enter_context(
+                    torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=False)
+                )
+            if self.rng is not None:
+                devices = [t.device for t in saved if t.device.type == "cuda"]
+                stack.enter_context(torch.random.fork_rng(devices))
+                self.rng.restore()
+            yield
+
+
+def _tensors(value: Any, found: list[Tensor]) -> None:
+    if isinstance(value, Tensor):
+        found.append(value)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            _tensors(item, found)
+
+
+class RandomState:
+    """The random generators' state before an operator that draws numbers."""
+
+    __slots__ = ("cpu", "cuda")
+
+    def __init__(self, device: torch.device) -> None:
+        self.cpu = torch.get_rng_state()
+        self.cuda = (device, torch.cuda.get_rng_state(device)) if device.type == "cuda" else None
+
+    def changed(self) -> bool:
+        """Whether numbers were drawn since."""
+        if not torch.equal(self.cpu, torch.get_rng_state()):
+            return True
+        return self.cuda is not None and not torch.equal(
+            self.cuda[1], torch.cuda.get_rng_state(self.cuda[0])
+        )
+
+    def restore(self) -> None:
+        """Go back to the stored state (inside fork_rng)."""
+        torch.set_rng_state(self.cpu)
+        if self.cuda is not None:
+            torch.cuda.set_rng_state(self.cuda[1], self.cuda[0])
+
+
+def current_autocast(devices: set[str]) -> tuple[tuple[str, bool, torch.dtype], ...]:
+    """Autocast settings that a replay must reproduce."""
+    found = []
+    for device in devices:
+        if device in ("cpu", "cuda", "xpu") and torch.is_autocast_enabled(device):
+            found.append((device, True, torch.get_autocast_dtype(device)))
+    return tuple(found)

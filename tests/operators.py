@@ -1,0 +1,272 @@
+"""PyTorch's operator database as an attack: every entry, every axis, exact or refused.
+
+Each sample input of each entry is tried in two roles. As a *data operator*: a parameter is added to
+one argument whose axis a holds the samples, then the operator runs. As a *use*: one tensor argument
+is the parameter, another holds the samples. The truth is one backward pass per loss on the native
+graph, without persample.
+
+    python -m tests.operators            all entries, prints counts
+    python -m tests.operators matmul     entries whose name contains a word
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+import persample
+from persample.layout import Layout, ids_of
+
+SAMPLES_PER_ENTRY = 6
+
+
+class Weight(nn.Module):
+    """A module that owns one parameter and calls a function with it."""
+
+    def __init__(self, value: Tensor) -> None:
+        super().__init__()
+        self.w = nn.Parameter(value.detach().clone())
+
+
+def entries() -> list[Any]:
+    """Operators with autograd in float64."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return [
+        op
+        for op in op_db
+        if op.supports_autograd and torch.float64 in op.supported_dtypes("cpu")
+    ]
+
+
+def reduced(out: Any, recorder: Any) -> Tensor | None:
+    """Losses per sample from whatever an operator returned, by the recorder's own layouts."""
+    flat = [t for t in tree_flatten(out)[0] if isinstance(t, Tensor)]
+    total = None
+    n = recorder.n
+    for tensor in flat:
+        if not tensor.requires_grad:
+            continue
+        state = recorder.look(tensor)
+        if not isinstance(state, Layout):
+            return None
+        with torch._C.DisableTorchFunction():
+            ids = ids_of(state, tensor.shape, n, tensor.device).expand(tensor.shape).reshape(-1)
+            if bool((ids < 0).any()):
+                return None
+            weights = torch.linspace(0.5, 1.5, tensor.numel(), dtype=torch.float64)
+        value = tensor
+        if value.is_complex():
+            value = torch.view_as_real(value).sum(-1)
+        flat_value = (value.reshape(-1) * weights.to(value.dtype)).square()
+        part = torch.zeros(n, dtype=flat_value.dtype).index_add(0, ids, flat_value)
+        total = part if total is None else total + part
+    return total
+
+
+def run(call: Callable[[Weight], Any], module: Weight, marks: list[tuple[Tensor, int]], n: int) -> str:
+    """One trial: 'exact', 'refused' or 'wrong: …'."""
+    try:
+        with persample.record(module, n=n, unproven="refuse", verify=False) as tape:
+            for tensor, axis in marks:
+                tape.mark(tensor, dim=axis)
+            out = call(module)
+            losses = reduced(out, tape._recorder)
+            if losses is None:
+                return "refused"
+            tape.backward(losses)
+        rows = tape.grads()["w"]
+    except persample.PersampleError:
+        return "refused"
+    expected = truth(call, module, marks, n)
+    if expected is None:
+        return "skipped"
+    top = float(expected.abs().max()) if expected.numel() else 0.0
+    error = float((rows - expected).abs().max()) / (top or 1.0) if expected.numel() else 0.0
+    if not bool(torch.isfinite(expected).all() and torch.isfinite(rows).all()):
+        return "skipped"
+    return "exact" if error < 1e-9 else f"wrong: {error:.1e}"
+
+
+def truth(call: Any, module: Weight, marks: Any, n: int) -> Tensor | None:
+    """Rows by one backward pass per loss, the layout taken as claimed."""
+    with persample.record(module, n=n) as tape:  # only to learn the claimed layout of the result
+        for tensor, axis in marks:
+            tape.mark(tensor, dim=axis)
+        out = call(module)
+        recorder = tape._recorder
+        flat = [t for t in tree_flatten(out)[0] if isinstance(t, Tensor)]
+        states = [recorder.look(t) for t in flat if t.requires_grad]
+    out = call(module)
+    flat = [t for t in tree_flatten(out)[0] if isinstance(t, Tensor) and t.requires_grad]
+    if len(flat) != len(states):
+        return None
+    total = torch.zeros(n, dtype=torch.float64)
+    for tensor, layout in zip(flat, states, strict=True):
+        ids = ids_of(layout, tensor.shape, n, tensor.device).expand(tensor.shape).reshape(-1)
+        weights = torch.linspace(0.5, 1.5, tensor.numel(), dtype=torch.float64)
+        value = torch.view_as_real(tensor).sum(-1) if tensor.is_complex() else tensor
+        flat_value = (value.reshape(-1) * weights.to(value.dtype)).square()
+        total = total.to(flat_value.dtype).index_add(0, ids, flat_value)
+    return _isolated(call, module, marks, n, total)
+
+
+def _isolated(call: Any, module: Weight, marks: Any, n: int, total: Tensor) -> Tensor:
+    """Rows; poisoned with inf if a loss depends on another sample's data (samples mix)."""
+    rows = []
+    inputs = [t for t, _ in marks if t.requires_grad]
+    for i in range(n):
+        found = torch.autograd.grad(total[i], [module.w, *inputs], retain_graph=True, allow_unused=True)
+        row = torch.zeros_like(module.w) if found[0] is None else found[0].to_dense()
+        for (_tensor, axis), g in zip([m for m in marks if m[0].requires_grad], found[1:], strict=True):
+            if g is not None:
+                others = [j for j in range(n) if j != i]
+                foreign = g.index_select(axis, torch.tensor(others, dtype=torch.long))
+                if bool(foreign.isfinite().logical_and(foreign.ne(0)).any()):
+                    row = torch.full_like(row, 1e300)
+        rows.append(row)
+    return torch.stack(rows) if rows else module.w.new_zeros((0, *module.w.shape))
+
+
+def _call(op: Any, sample: Any, leaves: list[Any], spec: Any) -> Any:
+    args, kwargs = tree_unflatten(leaves, spec)
+    return op.op(*args, **kwargs)
+
+
+def trials(op: Any, sample: Any) -> Iterator[tuple[str, Callable[[], str]]]:
+    """Every role of every tensor argument and axis."""
+    leaves, spec = tree_flatten(((sample.input, *sample.args), sample.kwargs))
+    tensors = [
+        k
+        for k, v in enumerate(leaves)
+        if isinstance(v, Tensor) and v.is_floating_point() and v.layout is torch.strided
+    ]
+    base = [v.detach().clone() if isinstance(v, Tensor) else v for v in leaves]
+    for k in tensors:
+        x = base[k]
+        for axis in range(x.dim()):
+            n = x.shape[axis]
+            if n < 2 or n > 12:
+                continue
+            yield f"data {k} axis {axis}", lambda k=k, axis=axis, n=n: _data(op, sample, base, spec, k, axis, n)
+            for j in tensors:
+                if j != k:
+                    yield (
+                        f"use param {j} data {k} axis {axis}",
+                        lambda j=j, k=k, axis=axis, n=n: _use(op, sample, base, spec, j, k, axis, n),
+                    )
+    for axis in range(-1, -4, -1):
+        group = [k for k in tensors if base[k].dim() >= -axis and base[k].shape[axis] > 1]
+        if len(group) > 1 and len({base[k].shape[axis] for k in group}) == 1 and base[group[0]].shape[axis] <= 12:
+            yield f"data {group} axis {axis}", lambda g=group, a=axis: _several(op, sample, base, spec, g, a)
+
+
+def _fresh(base: list[Any]) -> list[Any]:
+    return [v.clone() if isinstance(v, Tensor) else v for v in base]
+
+
+def _data(op: Any, sample: Any, base: Any, spec: Any, k: int, axis: int, n: int) -> str:
+    values = _fresh(base)
+    x = values[k].requires_grad_()
+    shape = list(x.shape)
+    shape[axis] = 1
+    module = Weight(torch.zeros(shape, dtype=torch.float64))
+
+    def call(m: Weight) -> Any:
+        leaves = [v.detach().clone() if isinstance(v, Tensor) and v is not x else v for v in values]
+        leaves[k] = x + m.w
+        return _call(op, sample, leaves, spec)
+
+    return run(call, module, [(x, axis)], n)
+
+
+def _several(op: Any, sample: Any, base: Any, spec: Any, group: list[int], axis: int) -> str:
+    values = _fresh(base)
+    xs = [values[k].requires_grad_() for k in group]
+    n = xs[0].shape[axis]
+    module = Weight(torch.zeros((), dtype=torch.float64))
+
+    def call(m: Weight) -> Any:
+        leaves = list(values)
+        for k, x in zip(group, xs, strict=True):
+            leaves[k] = x + m.w
+        return _call(op, sample, leaves, spec)
+
+    return run(call, module, [(x, x.dim() + axis) for x in xs], n)
+
+
+def _use(op: Any, sample: Any, base: Any, spec: Any, j: int, k: int, axis: int, n: int) -> str:
+    values = _fresh(base)
+    x = values[k].requires_grad_()
+    module = Weight(values[j])
+
+    def call(m: Weight) -> Any:
+        leaves = list(values)
+        leaves[j] = m.w
+        return _call(op, sample, leaves, spec)
+
+    return run(call, module, [(x, axis)], n)
+
+
+def attack(op: Any) -> Counter[str]:
+    """Verdicts over the entry's sample inputs."""
+    verdicts: Counter[str] = Counter()
+    torch.manual_seed(0)
+    samples = []
+    try:
+        for k, sample in enumerate(op.sample_inputs("cpu", torch.float64)):
+            if k >= SAMPLES_PER_ENTRY:
+                break
+            samples.append(sample)
+    except Exception:
+        return verdicts
+    for sample in samples:
+        for name, trial in trials(op, sample):
+            try:
+                torch.manual_seed(1)
+                verdict = trial()
+            except Exception as error:
+                verdict = f"error {type(error).__name__}"
+                if "-v" in sys.argv:
+                    print("   ", op.name, name, type(error).__name__, str(error)[:150])
+            if verdict.startswith("wrong"):
+                print(f"    WRONG {op.name} {op.variant_test_name} {name}: {verdict} {sample}"[:300])
+            verdicts[verdict.split(":")[0].split(" ")[0]] += 1
+    return verdicts
+
+
+def main() -> None:
+    """Print the verdict of every entry and the totals."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    words = [w for w in sys.argv[1:] if not w.startswith("-")]
+    totals: Counter[str] = Counter()
+    trials_total: Counter[str] = Counter()
+    refused = []
+    for op in entries():
+        name = f"{op.name}.{op.variant_test_name}".rstrip(".")
+        if words and not any(w in name for w in words):
+            continue
+        verdicts = attack(op)
+        trials_total.update(verdicts)
+        kind = (
+            "wrong" if verdicts["wrong"] else "exact" if verdicts["exact"]
+            else "error" if verdicts["error"] else "refused" if verdicts["refused"] else "no trial"
+        )
+        totals[kind] += 1
+        if kind not in ("exact", "no trial") or words:
+            refused.append(f"{name}: {kind} {dict(verdicts)}")
+    print("\n".join(refused))
+    print("entries", dict(totals))
+    print("trials", dict(trials_total))
+
+
+if __name__ == "__main__":
+    main()
