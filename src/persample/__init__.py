@@ -9,6 +9,8 @@
 torch.Size([2, 1, 3])
 """
 
+from . import testing
+from .check import verify
 from .errors import (
     MissedUseError,
     MixedSamplesError,
@@ -29,5 +31,7 @@ __all__ = [
     "UsageError",
     "VerificationError",
     "record",
+    "testing",
+    "verify",
 ]
 __version__ = "0.1.0"

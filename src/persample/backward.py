@@ -102,7 +102,7 @@ def _prove(recorder: Recorder, losses: Tensor) -> tuple[bool, Any]:
 def receiving(recorder: Recorder, factor: float) -> Iterator[None]:
     """Taps are listened to; native gradients that reach a parameter are caught and undone."""
     tape = recorder.tape
-    leaves = [t for _, t in recorder.slots.values() if t.is_leaf]
+    leaves = recorder.parameters.leaves()
     before = [(leaf, leaf.grad) for leaf in leaves]
     for leaf in leaves:
         leaf.grad = None
@@ -189,8 +189,13 @@ def run_grad(recorder: Recorder, args: Sequence[Any], kwargs: dict[str, Any]) ->
         state = recorder.look(source)
         if grad.requires_grad or not apart or not isinstance(state, Layout):
             why = "the gradient of a gradient reaches parameters in ways that were not recorded"
-            reason = Reason("torch.autograd.grad", why, (tuple(grad.shape),), here(),
-                            'record(..., unproven="loop") follows it')
+            reason = Reason(
+                "torch.autograd.grad",
+                why,
+                (tuple(grad.shape),),
+                here(),
+                'record(..., unproven="loop") follows it',
+            )
             recorder.marks.put(grad, Mixed(reason))
         else:
             recorder.marks.put(grad, state)

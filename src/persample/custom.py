@@ -87,7 +87,7 @@ class CustomFunctions:
 
     def _apart(self, grad: Tensor) -> bool:
         state = self.recorder.look(grad)
-        return isinstance(state, Layout) or state is None and not bool(grad.any())
+        return isinstance(state, Layout) or (state is None and not bool(grad.any()))
 
     def _report(self, reason: Reason) -> None:
         tape = self.recorder.tape

@@ -86,7 +86,11 @@ class Inputs:
                 walk(name, value, found)
         for name, value in kwargs.items():
             walk(name, value, found)
-        fresh = [(p, t) for p, t in found if self.recorder.look(t if isinstance(t, Tensor) else t.data) is None]
+        fresh = [
+            (p, t)
+            for p, t in found
+            if self.recorder.look(t if isinstance(t, Tensor) else t.data) is None
+        ]
         if self.recorder.n is None:
             self.recorder.n = self._infer(fresh)
         for path, value in fresh:
@@ -94,8 +98,11 @@ class Inputs:
 
     def _declared(self, path: str, value: Any) -> bool:
         parts = path.split(".")
-        return id(value) in self.tensors or path in self.names or parts[0] in self.names or (
-            parts[-1] in self.names
+        return (
+            id(value) in self.tensors
+            or path in self.names
+            or parts[0] in self.names
+            or (parts[-1] in self.names)
         )
 
     def _infer(self, found: list[tuple[str, Any]]) -> int | None:
@@ -115,8 +122,10 @@ class Inputs:
         declared = self._declared(path, value)
         if isinstance(value, PackedSequence):
             if not declared and n == int(value.batch_sizes[0]):
-                marks.put(value.data, explicit(_packed_ids(value).view(
-                    -1, *[1] * (value.data.dim() - 1)), n))
+                marks.put(
+                    value.data,
+                    explicit(_packed_ids(value).view(-1, *[1] * (value.data.dim() - 1)), n),
+                )
             return
         samples = False
         if not declared and value.dim() > self.dim and n is not None:
@@ -135,7 +144,7 @@ class Inputs:
     def _mark_rows(self, value: Tensor, n: int) -> None:
         assert self.sample_ids is not None
         ids = self.sample_ids.to(value.device, torch.long).flatten()
-        if ids.numel() and not (0 <= int(ids.min()) and int(ids.max()) < n):
+        if ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) < n):
             raise UsageError(f"sample_ids must lie between 0 and n - 1 = {n - 1}")
         view = [1] * value.dim()
         view[self.dim] = -1

@@ -146,7 +146,7 @@ def covers(layout: Layout, shape: Shape, n: int) -> bool:
 
 
 def remap(layout: Layout, places: Sequence[int | None], rank: int) -> Layout:
-    """Move axis d to ``places[d]`` in a tensor of the given rank; a lost axis must be colourless."""
+    """Move axis d to ``places[d]`` in a tensor of that rank; a lost axis must be colourless."""
     if layout.ids is None:
         place = places[layout.axis]
         if place is None:
@@ -173,7 +173,7 @@ def align(layout: Layout, shape: Shape, out: Shape, n: int) -> Layout:
     shift = len(out) - len(shape)
     if layout.ids is None:
         size, place = shape[layout.axis], layout.axis + shift
-        if place < 0 or out[place] != size and not (size == 1 and n == 1):
+        if place < 0 or (out[place] != size and not (size == 1 and n == 1)):
             raise Mixing("the axis that holds the samples does not survive broadcasting")
         return layout if shift == 0 else closed(place, layout.inner)
     if shift == 0:
@@ -190,11 +190,8 @@ def merge(one: Layout, two: Layout, shape: Shape, n: int) -> Layout:
     if one.ids is None and two.ids is None:
         if one.axis == two.axis and one.inner == two.inner:
             return one
-        if n == 1:
-            return one
         raise Mixing(
-            "two tensors that meet here hold their samples in different places: "
-            f"{one} and {two}",
+            f"two tensors that meet here hold their samples in different places: {one} and {two}",
             "if one of them is not per-sample data (a mask, position ids), name it in "
             "record(..., constants=...)",
         )
@@ -202,7 +199,7 @@ def merge(one: Layout, two: Layout, shape: Shape, n: int) -> Layout:
     if first is None or second is None:
         device = (first if first is not None else second).device  # type: ignore[union-attr]
         first, second = ids_of(one, shape, n, device), ids_of(two, shape, n, device)
-    if first is second or first.shape == second.shape and torch.equal(first, second):
+    if first is second or (first.shape == second.shape and torch.equal(first, second)):
         return one
     if bool(((first == second) | (first < 0) | (second < 0)).all()):
         return explicit(torch.maximum(first, second), n)
@@ -218,8 +215,6 @@ def reshape(layout: Layout, old: Shape, new: Shape, n: int, device: torch.device
     stride = layout.inner
     for size in old[layout.axis + 1 :]:
         stride *= size
-    if n == 1:
-        return closed(_place_of_one(layout, old, new))
     post = 1
     for d in range(len(new) - 1, -1, -1):
         if stride % post == 0:
@@ -228,21 +223,6 @@ def reshape(layout: Layout, old: Shape, new: Shape, n: int, device: torch.device
                 return closed(d, inner)
         post *= new[d]
     return _reshape_ids(ids_of(layout, old, n, device), old, new, n)
-
-
-def _place_of_one(layout: Layout, old: Shape, new: Shape) -> int:
-    """With one sample every axis is right; take the one that a larger batch would have."""
-    post = 1
-    for size in old[layout.axis + 1 :]:
-        post *= size
-    after, best = 1, 0
-    for d in range(len(new) - 1, -1, -1):
-        if after == post and new[d] == old[layout.axis]:
-            return d
-        if after <= post:
-            best = d
-        after *= new[d]
-    return best
 
 
 def _reshape_ids(ids: Tensor, old: Shape, new: Shape, n: int) -> Layout:
@@ -289,7 +269,7 @@ def _groups(old: Shape, new: Shape) -> list[tuple[list[int], list[int]]]:
             news.append(j)
             b, j = new[j], j + 1
         while a != b:
-            if a < b and i < len(old) or j >= len(new):
+            if (a < b and i < len(old)) or j >= len(new):
                 olds.append(i)
                 a, i = a * old[i], i + 1
             else:

@@ -29,8 +29,8 @@ def one_by_one(recorder: Recorder, losses: Tensor, *, retain_graph: bool) -> Non
         recorder.n = losses.shape[0]
     if losses.shape[0] != recorder.n:
         raise UsageError(f"{losses.shape[0]} losses for {recorder.n} samples")
-    rows: dict[str, list[Tensor]] = {name: [] for name in recorder.selected}
-    wanted = list(recorder.selected.values())
+    rows: dict[str, list[Tensor]] = {name: [] for name in recorder.parameters.selected}
+    wanted = list(recorder.parameters.selected.values())
     tape._muted = True
     try:
         for i in range(losses.shape[0]):
@@ -42,12 +42,18 @@ def one_by_one(recorder: Recorder, losses: Tensor, *, retain_graph: bool) -> Non
                 found = _grad(
                     losses, wanted, seed, retain_graph=retain_graph or not last, allow_unused=True
                 )
-            for (name, parameter), g in zip(recorder.selected.items(), found, strict=True):
+            for (name, parameter), g in zip(
+                recorder.parameters.selected.items(), found, strict=True
+            ):
                 rows[name].append(torch.zeros_like(parameter) if g is None else g.to_dense())
     finally:
         tape._muted = False
     new = {
-        name: torch.stack(r) if r else recorder.selected[name].new_zeros((0, *recorder.selected[name].shape))
+        name: torch.stack(r)
+        if r
+        else recorder.parameters.selected[name].new_zeros(
+            (0, *recorder.parameters.selected[name].shape)
+        )
         for name, r in rows.items()
     }
     if tape._looped is None:
@@ -61,7 +67,9 @@ def one_by_one(recorder: Recorder, losses: Tensor, *, retain_graph: bool) -> Non
 
 def reference(recorder: Recorder, losses: Tensor) -> tuple[Tensor, list[Tensor | None]]:
     """Random c and autograd's gradient of Σ cᵢ ℓᵢ."""
-    generator = torch.Generator().manual_seed(torch.initial_seed() % (1 << 31) + recorder.tape._backwards)
+    generator = torch.Generator().manual_seed(
+        torch.initial_seed() % (1 << 31) + recorder.tape._backwards
+    )
     n = recorder.n or 0
     c = (torch.rand(n, generator=generator, dtype=torch.float64) + 0.5).to(losses.device)
     tape = recorder.tape
@@ -72,7 +80,11 @@ def reference(recorder: Recorder, losses: Tensor) -> tuple[Tensor, list[Tensor |
             seed = _weights(recorder, losses, state, c)
         with recorder.watching():
             found = _grad(
-                losses, list(recorder.selected.values()), seed, retain_graph=True, allow_unused=True
+                losses,
+                list(recorder.parameters.selected.values()),
+                seed,
+                retain_graph=True,
+                allow_unused=True,
             )
     finally:
         tape._muted = False
@@ -100,10 +112,14 @@ def compare(
         error = float((mine - other).abs().max()) / (top or 1.0) if mine.numel() else 0.0
         if not error <= worst:
             worst, where = error, name
-    eps = torch.finfo(losses.dtype).eps
-    if not worst <= 200 * eps ** 0.75:
+    if not worst <= tolerance(losses.dtype):
         raise VerificationError(
             f"the tape disagrees with autograd by {worst:.1e} (relative) at {where!r}",
             why="Σ cᵢ gᵢ for random c is not the gradient of Σ cᵢ lossᵢ",
             fix='please report this model; record(..., unproven="loop") is exact',
         )
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """Deviation, relative to the largest entry, that rounding alone can explain."""
+    return float(200 * torch.finfo(dtype).eps ** 0.75)

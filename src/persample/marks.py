@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from .errors import Reason, here
-from .layout import Mixed, State
+from .layout import Layout, Mixed, State
 
 
 class Derived:
@@ -102,3 +102,14 @@ def unseen(why: str) -> Mixed:
             'record(..., unproven="loop") computes these gradients one sample at a time',
         )
     )
+
+
+def same(before: Any, after: Any) -> bool:
+    """Whether a write left the colours where they were."""
+    if before is after:
+        return True
+    if isinstance(before, Layout) and isinstance(after, Layout):
+        if before.ids is None and after.ids is None:
+            return before.axis == after.axis and before.inner == after.inner
+        return before.ids is after.ids
+    return False

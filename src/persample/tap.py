@@ -17,7 +17,7 @@ class Tap(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, anchor: Tensor, use: Any, count: int, dirty: bool, *tensors: Tensor
     ) -> Any:
         """Pass ``tensors[count:]`` through; keep ``tensors[:count]``."""
@@ -32,7 +32,7 @@ class Tap(torch.autograd.Function):
         return outs[0] if len(outs) == 1 else outs
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
         """Hand the gradients to the use and pass them on."""
         if any(g is not None for g in grads):
             ctx.use.fire(ctx.saved_tensors, grads)

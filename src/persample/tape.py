@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,17 +15,16 @@ from .errors import (
     PersampleError,
     StaleError,
     UsageError,
-    VerificationError,
-    describe,
 )
-from .layout import Additive, Layout, Mixed, ids_of
+from .explain import Explanation, explain
+from .layout import Additive, Layout, Mixed
+from .marks import version
+from .parameters import Params, choose
 from .rules import generic
 from .use import Firing, Operand, Use
 
 if TYPE_CHECKING:
     from .recorder import Recorder
-
-Params = str | Iterable[str] | Callable[[str], bool] | None
 
 
 class Tape:
@@ -35,6 +34,7 @@ class Tape:
         self._recorder: Recorder | None = recorder
         self._uses: list[Use] = []
         self._receiving = False
+        self._muted = False
         self._factor = 1.0
         self._trouble: PersampleError | None = None
         self._backwards = 0
@@ -57,9 +57,14 @@ class Tape:
         return n
 
     @property
+    def busy(self) -> bool:
+        """Whether a backward pass of the recorder's own is under way."""
+        return self._receiving or self._muted
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The recorded parameters, in the order of ``named_parameters()``."""
-        return tuple(self._open().selected)
+        return tuple(self._open().parameters.selected)
 
     def mark(self, tensor: Tensor, *, dim: int = 0, ids: Tensor | None = None) -> Tensor:
         """Say where the samples are in a tensor that the model does not receive as input.
@@ -98,8 +103,6 @@ class Tape:
             self._uses.append(use)
         use.firings.append(Firing(tuple(t.detach() for t in saved), kept, self._factor))
 
-    _muted = False
-
     def close(self) -> None:
         """Release everything the tape holds. Queries raise afterwards."""
         if self._recorder is not None:
@@ -107,6 +110,10 @@ class Tape:
         self._recorder = None
         self._uses.clear()
         self._looped = None
+
+    def explain(self) -> Explanation:
+        """Every use, what is slow and why, parameters without gradient, ambiguous sizes."""
+        return explain(self._open(), self._uses)
 
     # ------------------------------------------------------------------ queries
 
@@ -123,7 +130,7 @@ class Tape:
         >>> {name: tuple(g.shape) for name, g in tape.grads().items()}
         {'weight': (4, 2, 3), 'bias': (4, 2)}
         """
-        names = self._select(params)
+        names = choose(params, self.names)
         with torch._C.DisableTorchFunction():
             return self._grads(names)
 
@@ -133,12 +140,12 @@ class Tape:
             return {name: self._looped[name].clone() for name in names}
         total: dict[str, Tensor] = {}
         for use in self._uses:
-            if recorder.concerns(use, names):
+            if any(o.name is None or o.name in names for o in use.operands):
                 for firing in use.firings:
                     self._add(total, use, firing, names)
         out = {}
         for name in names:
-            parameter = recorder.selected[name]
+            parameter = recorder.parameters.selected[name]
             rows = total.get(name)
             if rows is None:
                 rows = parameter.new_zeros((self.n, *parameter.shape), requires_grad=False)
@@ -168,14 +175,18 @@ class Tape:
         recorder = self._open()
         if operand.name is not None:
             return [(operand.name, rows)]
-        wanted = [recorder.selected[name] for name in names]
+        wanted = [recorder.parameters.selected[name] for name in names]
         if rows.shape[0] == 0:
             return []
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 found = torch.autograd.grad(
-                    operand.edge, wanted, rows, retain_graph=True, allow_unused=True,
+                    operand.edge,
+                    wanted,
+                    rows,
+                    retain_graph=True,
+                    allow_unused=True,
                     is_grads_batched=True,
                 )
         except RuntimeError:
@@ -183,10 +194,7 @@ class Tape:
                 torch.autograd.grad(operand.edge, wanted, row, retain_graph=True, allow_unused=True)
                 for row in rows
             ]
-            found = tuple(
-                None if column[0] is None else torch.stack([c.to_dense() for c in column])
-                for column in zip(*each, strict=True)
-            )
+            found = tuple(_stacked(column) for column in zip(*each, strict=True))
         return [(name, f) for name, f in zip(names, found, strict=True) if f is not None]
 
     # ------------------------------------------------------------------ checks
@@ -205,23 +213,23 @@ class Tape:
                 "no backward pass was recorded",
                 fix="call tape.backward(losses) with one loss per sample",
             )
-        recorder.check_versions(self._uses)
+        self._check_versions()
         return recorder
 
-    def _select(self, params: Params) -> tuple[str, ...]:
-        names = self.names
-        if params is None:
-            return names
-        if callable(params):
-            return tuple(name for name in names if params(name))
-        wanted = [params] if isinstance(params, str) else list(params)
-        for name in wanted:
-            if name not in names:
-                raise UsageError(
-                    f"no recorded parameter is called {name!r}",
-                    fix=f"names are those of named_parameters(): {', '.join(names[:5])} …",
-                )
-        return tuple(name for name in names if name in wanted)
+    def _check_versions(self) -> None:
+        """Refuse to answer from parameters that have changed."""
+        for use in self._uses:
+            for operand in use.operands:
+                if operand.name is not None and version(operand.value) != operand.version:
+                    raise StaleError(
+                        f"the parameter {operand.name!r} was modified after it was recorded",
+                        fix="ask the tape before optimizer.step()",
+                    )
+
+
+def _stacked(column: tuple[Tensor | None, ...]) -> Tensor | None:
+    rows = [g.to_dense() for g in column if g is not None]
+    return torch.stack(rows) if rows else None
 
 
 def expect_losses(losses: Tensor, state: Any, n: int) -> tuple[bool, Any]:
@@ -271,6 +279,3 @@ def missed(names: Sequence[str]) -> MissedUseError:
         "autograd.Function, a graph built before the block)",
         fix=_LOOP,
     )
-
-
-__all__ = ["Tape", "describe", "expect_losses", "ids_of", "missed", "StaleError", "VerificationError"]

@@ -33,7 +33,12 @@ def take(batch: Any, index: Tensor, n: int, dim: int = 0) -> Any:
 
 
 def oracle(
-    model: nn.Module, loss_fn: LossFn, batch: Any, *, n: int | None = None, dim: int = 0,
+    model: nn.Module,
+    loss_fn: LossFn,
+    batch: Any,
+    *,
+    n: int | None = None,
+    dim: int = 0,
     twice: bool = False,
 ) -> dict[str, Tensor]:
     """Per-sample gradients by running every sample alone: ``{name: (n, *shape)}``.

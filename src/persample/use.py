@@ -29,6 +29,11 @@ class Operand:
     edge: Any = None
     version: int = 0
 
+    @property
+    def wanted(self) -> bool:
+        """Whether a recorded parameter is behind it."""
+        return self.name is not None or self.edge is not None
+
 
 @dataclass(slots=True)
 class Firing:
@@ -51,13 +56,13 @@ class Use:
     operands: list[Operand]
     data: list[int]
     layouts: list[Layout | None]
-    results: list[int]
-    out_layouts: list[Layout]
-    out_shapes: list[torch.Size]
     place: Place | None
     inplace: bool
-    rng: Any = None
-    autocast: tuple[tuple[str, bool, torch.dtype], ...] = ()
+    rng: RandomState | None
+    autocast: tuple[tuple[str, torch.dtype], ...]
+    results: list[int] = field(default_factory=list)
+    out_layouts: list[Layout] = field(default_factory=list)
+    out_shapes: list[torch.Size] = field(default_factory=list)
     firings: list[Firing] = field(default_factory=list)
 
     def fire(self, saved: tuple[Tensor, ...], grads: tuple[Tensor | None, ...]) -> None:
@@ -87,10 +92,8 @@ class Use:
     @contextlib.contextmanager
     def _surroundings(self, saved: Sequence[Tensor]) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
-            for device, enabled, dtype in self.autocast:
-                stack.enter_context(
-                    torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=False)
-                )
+            for device, dtype in self.autocast:
+                stack.enter_context(torch.autocast(device, dtype=dtype, cache_enabled=False))
             if self.rng is not None:
                 devices = [t.device for t in saved if t.device.type == "cuda"]
                 stack.enter_context(torch.random.fork_rng(devices))
@@ -130,10 +133,8 @@ class RandomState:
             torch.cuda.set_rng_state(self.cuda[1], self.cuda[0])
 
 
-def current_autocast(devices: set[str]) -> tuple[tuple[str, bool, torch.dtype], ...]:
+def current_autocast(device: str) -> tuple[tuple[str, torch.dtype], ...]:
     """Autocast settings that a replay must reproduce."""
-    found = []
-    for device in devices:
-        if device in ("cpu", "cuda", "xpu") and torch.is_autocast_enabled(device):
-            found.append((device, True, torch.get_autocast_dtype(device)))
-    return tuple(found)
+    if not torch.is_autocast_enabled(device):
+        return ()
+    return ((device, torch.get_autocast_dtype(device)),)

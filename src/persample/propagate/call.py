@@ -149,8 +149,9 @@ def place(
     if moved.ids is None:
         size = tensor.shape[layout.axis]
         if out.shape[moved.axis] != size and not (size == 1 and n == 1):
-            raise Mixing(f"the axis that holds the samples changes from {size} to "
-                         f"{out.shape[moved.axis]}")
+            raise Mixing(
+                f"the axis that holds the samples changes from {size} to {out.shape[moved.axis]}"
+            )
     return moved if result is None else merge(result, moved, out.shape, n)
 
 

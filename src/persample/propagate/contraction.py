@@ -187,6 +187,23 @@ def einsum_places(equation: str, terms: Sequence[Tensor], out: Tensor) -> list[t
     return operands
 
 
+@rule("tensordot")
+def tensordot(call: Call) -> Result:
+    """Free axes of the first factor, then those of the second."""
+    a, b = call.arg(0, "a", "self"), call.arg(1, "b", "other")
+    dims_a = axes(call.arg(2, "dims_self"), a.dim())
+    dims_b = axes(call.arg(3, "dims_other"), b.dim())
+    operands: list[tuple[Any, Places]] = []
+    at = 0
+    for tensor, gone in ((a, dims_a), (b, dims_b)):
+        places: Places = []
+        for d in range(tensor.dim()):
+            places.append(None if d in gone else at)
+            at += d not in gone
+        operands.append((tensor, places))
+    return gathered(call, operands, call.out)
+
+
 @rule("linalg_vecdot cosine_similarity")
 def vecdot(call: Call) -> Result:
     """Along one axis of two tensors that broadcast."""

@@ -82,7 +82,8 @@ def getitem(call: Call) -> Result:
 
 def _read(layout: Layout, x: Tensor, entries: list[Any], call: Call) -> Layout:
     if not any(isinstance(e, Tensor) for e in entries):
-        places, axis, new, touched = [], 0, 0, set()
+        places: list[int | None] = []
+        axis, new, touched = 0, 0, set()
         for entry in entries:
             if entry is None:
                 new += 1
@@ -165,9 +166,14 @@ def gather(call: Call) -> Result:
         if axis in layout.axes:
             full = ids.expand(x.shape)
             op = torch.gather if call.name == "gather" else torch.take_along_dim
-            picked = op(full, dim=axis, index=index) if op is torch.gather else op(full, index, axis)
+            picked = (
+                op(full, dim=axis, index=index) if op is torch.gather else op(full, index, axis)
+            )
             result = explicit(squeeze_colours(picked), call.n)
-        elif call.out.shape[: axis] == x.shape[:axis] and call.out.shape[axis + 1 :] == x.shape[axis + 1 :]:
+        elif (
+            call.out.shape[:axis] == x.shape[:axis]
+            and call.out.shape[axis + 1 :] == x.shape[axis + 1 :]
+        ):
             result = layout
         else:
             for d in range(x.dim()):
@@ -340,7 +346,10 @@ def _scattered(
     if brought is None:
         return layout
     if axis not in brought.axes and (layout is None or axis not in layout.axes):
-        same = x.shape[:axis] == source.shape[:axis] and x.shape[axis + 1 :] == source.shape[axis + 1 :]
+        same = (
+            x.shape[:axis] == source.shape[:axis]
+            and x.shape[axis + 1 :] == source.shape[axis + 1 :]
+        )
         if same and (along_axis or index.shape == source.shape):
             return brought if layout is None else merge(layout, brought, x.shape, call.n)
     mine = torch.full((1,) * x.dim(), -1, device=x.device)
@@ -348,7 +357,9 @@ def _scattered(
         mine = ids_of(layout, x.shape, call.n, x.device)
     colours = ids_of(brought, source.shape, call.n, x.device)
     if along_axis:
-        sizes = [x.shape[d] if d == axis else max(mine.size(d), colours.size(d)) for d in range(x.dim())]
+        sizes = [
+            x.shape[d] if d == axis else max(mine.size(d), colours.size(d)) for d in range(x.dim())
+        ]
         rows = [index.numel() if d == axis else s for d, s in enumerate(sizes)]
         before = mine.expand(sizes)
         colours = colours.expand(rows)
@@ -365,8 +376,11 @@ def _scattered(
     return written(x, before, after, call.n)
 
 
-@rule("index_fill masked_scatter put select_scatter slice_scatter diagonal_scatter "
-      "as_strided_scatter", routes=True)
+@rule(
+    "index_fill masked_scatter put select_scatter slice_scatter diagonal_scatter "
+    "as_strided_scatter",
+    routes=True,
+)
 def overwrite(call: Call) -> Result:
     """Rarely used writes: followed only if nothing coloured is written."""
     x = call.arg(0, "input", "self")
@@ -375,7 +389,7 @@ def overwrite(call: Call) -> Result:
         return _replaced(call)
     if others:
         mask = call.arg(2, "index")
-        if others == [id(mask)] and call.layout(x) is not None:
+        if call.name == "index_fill" and others == [id(mask)] and call.layout(x) is not None:
             return call.layout(x)
         raise Mixing(f"{call.name} writes rows that hold samples")
     return call.layout(x)

@@ -43,9 +43,7 @@ def solve(call: Call) -> Result | list[Result]:
     vector = left and (b.dim() == 1 or (b.dim() == a.dim() - 1 and b.shape == a.shape[:-1]))
     core = 1 if vector else 2
     out = call.out if isinstance(call.out, Tensor) else call.out[0]
-    result = carry(
-        call, [(a, trailing(a, 2)), (b, trailing(b, core))], out, trailing(out, core)
-    )
+    result = carry(call, [(a, trailing(a, 2)), (b, trailing(b, core))], out, trailing(out, core))
     return result if isinstance(call.out, Tensor) else [result, *[None] * (len(call.out) - 1)]
 
 

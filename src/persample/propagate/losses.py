@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from ..errors import Mixing, Reason
@@ -44,11 +45,16 @@ def pointwise_loss(call: Call) -> Result:
     reduction = _reduction(call, _POINTWISE[call.name])
     if reduction == _NONE:
         return elementwise(call)
-    import torch
-
     shape = torch.broadcast_shapes(*(t.shape for t in call.tensors()))
-    inner = Call(call.name, call.func, call.args, call.kwargs, _unreduced(call, tuple(shape)),
-                 call.layouts, call.n)
+    inner = Call(
+        call.name,
+        call.func,
+        call.args,
+        call.kwargs,
+        _unreduced(call, tuple(shape)),
+        call.layouts,
+        call.n,
+    )
     return _finish(elementwise(inner), reduction)
 
 

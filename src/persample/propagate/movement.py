@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from ..errors import Mixing
-from ..layout import Layout, closed, explicit, ids_of, remap, squeeze_colours
+from ..layout import Layout, align, closed, explicit, ids_of, remap, squeeze_colours
 from ..layout import reshape as reshape_layout
 from .call import Call, Result, axes, carry, trailing
 from .table import rule
@@ -157,6 +157,37 @@ def expand(call: Call) -> Result:
     return remap(layout, [d + shift for d in range(x.dim())], call.out.dim())
 
 
+@rule("broadcast_tensors atleast_1d atleast_2d atleast_3d", linear=True)
+def each_alone(call: Call) -> Result | list[Result]:
+    """Every tensor is broadcast, or given axes of one, on its own."""
+    tensors = call.args[0] if isinstance(call.args[0], (list, tuple)) else call.args
+    if isinstance(call.out, Tensor):
+        return _grown(call, tensors[0], call.out)
+    return [_grown(call, t, out) for t, out in zip(tensors, call.out, strict=True)]
+
+
+def _grown(call: Call, x: Tensor, out: Tensor) -> Result:
+    layout = call.layout(x)
+    if layout is None:
+        return None
+    if call.name == "broadcast_tensors":
+        return align(layout, x.shape, out.shape, call.n)
+    return reshape_layout(layout, x.shape, out.shape, call.n, x.device)
+
+
+@rule("meshgrid", linear=True)
+def meshgrid(call: Call) -> list[Result]:
+    """Result k varies along axis k with argument k (the first two swapped for "xy")."""
+    tensors = call.args[0] if isinstance(call.args[0], (list, tuple)) else call.args
+    swapped = {0: 1, 1: 0} if call.kwargs.get("indexing") == "xy" else {}
+    found: list[Result] = []
+    for k, (x, out) in enumerate(zip(tensors, call.out, strict=True)):
+        layout = call.layout(x)
+        places = [swapped.get(k, k)] * x.dim()
+        found.append(None if layout is None else remap(layout, places, out.dim()))
+    return found
+
+
 @rule("repeat tile", linear=True)
 def repeat(call: Call) -> Result:
     """Repeating the sample axis as a whole keeps index % n."""
@@ -165,8 +196,10 @@ def repeat(call: Call) -> Result:
     if layout.ids is None:
         return closed(layout.axis + shift, layout.inner)
     ids = layout.ids.view((1,) * shift + tuple(layout.ids.shape))
-    tiles = [o // i if c != 1 else 1 for o, i, c in zip(
-        call.out.shape, (1,) * shift + tuple(x.shape), ids.shape, strict=True)]
+    tiles = [
+        o // i if c != 1 else 1
+        for o, i, c in zip(call.out.shape, (1,) * shift + tuple(x.shape), ids.shape, strict=True)
+    ]
     return explicit(ids.repeat(tiles), call.n)
 
 
@@ -188,10 +221,14 @@ def repeat_interleave(call: Call) -> Result:
     return probed(call)  # type: ignore[return-value]
 
 
-@rule("select narrow unbind chunk split split_with_sizes tensor_split hsplit vsplit dsplit "
-      "diagonal unsafe_chunk unsafe_split unsafe_split_with_sizes unfold_copy narrow_copy "
-      "select_copy split_copy split_with_sizes_copy unbind_copy slice linalg_diagonal slice_copy "
-      "diagonal_copy", linear=True, routes=True)
+@rule(
+    "select narrow unbind chunk split split_with_sizes tensor_split hsplit vsplit dsplit "
+    "diagonal unsafe_chunk unsafe_split unsafe_split_with_sizes unfold_copy narrow_copy "
+    "select_copy split_copy split_with_sizes_copy unbind_copy slice linalg_diagonal slice_copy "
+    "diagonal_copy",
+    linear=True,
+    routes=True,
+)
 def pieces(call: Call) -> Result | list[Result]:
     """Axes that are cut and do not hold samples change nothing for the others."""
     x, layout = _source(call)
@@ -301,7 +338,9 @@ def pad(call: Call) -> Result:
     """Padding the samples' own axis with a constant adds rows of no sample."""
     x, layout = _source(call)
     widths = call.arg(1, "pad")
-    padded = {x.dim() - 1 - k for k in range(len(widths) // 2) if widths[2 * k] or widths[2 * k + 1]}
+    padded = {
+        x.dim() - 1 - k for k in range(len(widths) // 2) if widths[2 * k] or widths[2 * k + 1]
+    }
     if not any(d in padded for d in layout.axes):
         return layout
     mode = call.arg(2, "mode", default="constant")
@@ -312,8 +351,11 @@ def pad(call: Call) -> Result:
     return explicit(torch.constant_pad_nd(small, keep, 0) - 1, call.n)
 
 
-@rule("reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d "
-      "replication_pad3d", linear=True)
+@rule(
+    "reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d "
+    "replication_pad3d",
+    linear=True,
+)
 def pad_inside(call: Call) -> Result:
     """Pads the trailing axes."""
     x = call.arg(0, "input", "self")

@@ -34,10 +34,7 @@ def convolution(call: Call) -> Result:
 
 def _grouped(call: Call, x: Tensor, weight: Tensor, layout: Layout) -> Result:
     """Samples on the channel axis of a grouped convolution (one filter bank per sample)."""
-    transposed = "transpose" in call.name
-    groups = call.arg(7 if False else (6 if not transposed else 6), "groups", default=1)
-    if transposed:
-        groups = call.arg(6, "groups", default=1)
+    groups = call.arg(6, "groups", default=1)
     into, out_of = x.shape[1] // groups, call.out.shape[1] // groups
     if layout.inner % into:
         raise Mixing("the convolution sums over channels that belong to several samples")
@@ -45,7 +42,11 @@ def _grouped(call: Call, x: Tensor, weight: Tensor, layout: Layout) -> Result:
     filters = call.layout(weight)
     if filters is not None:
         unit = weight.shape[0] // groups
-        if filters.ids is not None or filters.axis != 0 or filters.inner * into != layout.inner * unit:
+        if (
+            filters.ids is not None
+            or filters.axis != 0
+            or filters.inner * into != layout.inner * unit
+        ):
             raise Mixing("filters and channels of different samples meet")
     if any(key not in (id(x), id(weight)) for key in call.layouts):
         raise Mixing("the bias holds samples")
@@ -83,10 +84,12 @@ def pooling(call: Call) -> Result:
 
 @rule("fractional_max_pool2d fractional_max_pool3d")
 def fractional(call: Call) -> Result:
-    """The random offsets are drawn per sample and channel."""
-    count = 2 if call.name.endswith("2d") else 3
+    """The random offsets are drawn for each sample of axis 0."""
+    if call.arg(0, "input").dim() != (4 if call.name.endswith("2d") else 5):
+        raise Mixing("fractional pooling of an unbatched input")
     x, out = call.arg(0, "input"), call.out[0]
-    return carry(call, [(x, trailing(x, count))], out, trailing(out, count))
+    core = set(range(1, x.dim()))
+    return carry(call, [(x, core)], out, core)
 
 
 @rule("channel_shuffle native_channel_shuffle")
@@ -179,8 +182,11 @@ def _only(layout: Layout, axis: int, tensor: Tensor, call: Call) -> Layout:
     """The layout of one axis as a layout of a vector."""
     if layout.ids is None:
         return closed(0, layout.inner)
-    return Layout(0, 1, layout.ids.expand_as(layout.ids).select(0, 0).flatten()) if axis else Layout(
-        0, 1, layout.ids.flatten())
+    return (
+        Layout(0, 1, layout.ids.expand_as(layout.ids).select(0, 0).flatten())
+        if axis
+        else Layout(0, 1, layout.ids.flatten())
+    )
 
 
 def _at(layout: Layout, axis: int, rank: int) -> Layout:
@@ -258,8 +264,9 @@ def _thin(call: Call) -> Call:
         x = x.select(-1, 0)
     ids = ids_of(layout, call.args[0].shape, call.n, x.device)
     ids = ids.reshape(ids.shape[:lead])
-    return Call(call.name, call.func, [x, *call.args[1:]], {}, call.out,
-                {id(x): Layout(0, 1, ids)}, call.n)
+    return Call(
+        call.name, call.func, [x, *call.args[1:]], {}, call.out, {id(x): Layout(0, 1, ids)}, call.n
+    )
 
 
 def _wide(ids: Tensor, out: Tensor, n: int) -> Layout:

@@ -7,7 +7,7 @@ from torch import Tensor
 from ..errors import Mixing
 from ..layout import Layout, align
 from .call import Call, Result, carry, elementwise, first_only, trailing
-from .table import rule
+from .table import CONSTANT, rule
 
 rule(
     """abs absolute acos acosh addcdiv addcmul angle arccos arccosh arcsin arcsinh arctan arctan2
@@ -73,15 +73,14 @@ def constant(call: Call) -> Result:
     return None
 
 
-rule(
-    """zeros_like ones_like empty_like full_like rand_like randn_like randint_like new_zeros
+_CONSTANT = """zeros_like ones_like empty_like full_like rand_like randn_like randint_like new_zeros
     new_ones new_empty new_full new_tensor new_empty_strided new zero fill_diagonal uniform random
     exponential geometric log_normal cauchy empty zeros ones full arange linspace logspace eye rand
     randn randint randperm tensor nonzero argwhere nonzero_static empty_strided scalar_tensor
     bartlett_window blackman_window hamming_window hann_window kaiser_window tril_indices
-    triu_indices""",
-    routes=True,
-)(constant)
+    triu_indices"""
+rule(_CONSTANT, routes=True)(constant)
+CONSTANT.update(_CONSTANT.split())
 
 
 @rule("normal_fill fill")

@@ -63,8 +63,10 @@ def sum_to_size(call: Call) -> Result:
     return carry(call, [(x, dims)], out, {d - shift for d in dims - lost})
 
 
-@rule("amax amin prod any all logsumexp argmax argmin count_nonzero special_logsumexp aminmax "
-      "median nanmedian mode")
+@rule(
+    "amax amin prod any all logsumexp argmax argmin count_nonzero special_logsumexp aminmax "
+    "median nanmedian mode"
+)
 def reduce_second(call: Call) -> Result:
     """Reductions whose second argument is the dim."""
     return reduced(call, _dims(call, 1))
@@ -130,8 +132,10 @@ def along(call: Call, dims: set[int]) -> Layout | None:
     return carry(call, [(call.arg(0, "input", "self"), dims)], _first(call.out), dims)
 
 
-@rule("cumsum cumprod cummax cummin logcumsumexp softmax log_softmax special_softmax "
-      "special_log_softmax _softmax _log_softmax")
+@rule(
+    "cumsum cumprod cummax cummin logcumsumexp softmax log_softmax special_softmax "
+    "special_log_softmax _softmax _log_softmax"
+)
 def scan(call: Call) -> Result:
     """One axis, named by the second argument."""
     x = call.arg(0, "input", "self")
@@ -230,6 +234,21 @@ def fftshift(call: Call) -> Result:
     """Rolls the named axes."""
     x = call.arg(0, "input")
     return along(call, axes(call.arg(1, "dim"), x.dim()))
+
+
+@rule("stft istft")
+def stft(call: Call) -> Result:
+    """A leading batch axis at most; everything else is one signal."""
+    x, out = call.arg(0, "input"), call.out
+    lead = x.dim() - 1 if call.name == "stft" else out.dim() - 1
+    return carry(call, [(x, set(range(lead, x.dim())))], out, set(range(lead, out.dim())))
+
+
+@rule("gradient")
+def gradient(call: Call) -> Result:
+    """Finite differences along the named axes; each result has the input's axes."""
+    x = call.arg(0, "input")
+    return along(call, axes(call.kwargs.get("dim"), x.dim()))
 
 
 @rule("multinomial")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..errors import Mixing, Reason, here
@@ -26,6 +27,8 @@ def propagate(
     n: int,
 ) -> Result | list[Result]:
     """The state of every result of one call on data (parameters count as constants)."""
+    if n == 1 and not operator.constant:
+        return _single(out, coloured)
     layouts: dict[int, Layout] = {}
     plain = True
     for tensor, state in coloured:
@@ -40,6 +43,19 @@ def propagate(
         return _apply(operator, call)
     except Mixing as mixing:
         return Mixed(reason(operator, call, mixing))
+
+
+def _single(out: Any, coloured: Coloured) -> Result | list[Result]:
+    """A single sample meets nobody, whatever the operator does."""
+    for _, state in coloured:
+        if isinstance(state, Mixed):
+            return state
+    if all(isinstance(state, Constant) for _, state in coloured):
+        return None
+    found = outputs(out)
+    return [
+        Layout(0, 1, torch.zeros((1,) * t.dim(), dtype=torch.long, device=t.device)) for t in found
+    ]
 
 
 def reason(operator: Operator, call: Call, mixing: Mixing) -> Reason:

@@ -26,11 +26,13 @@ class Operator:
     routes: bool = False
     ignore: bool = False
     enter: bool = False
+    constant: bool = False
 
 
 RULES: dict[str, Rule] = {}
 LINEAR: set[str] = set()
 ROUTES: set[str] = set()
+CONSTANT: set[str] = set()
 IGNORED: set[str] = set()
 
 
@@ -59,15 +61,15 @@ def rule(names: str, *, linear: bool = False, routes: bool = False) -> Callable[
 IGNORED.update(
     """shape device dtype requires_grad is_leaf grad_fn layout ndim names name is_cuda is_cpu is_mps
     is_xpu is_xla is_ipu is_maia is_mkldnn is_mtia is_vulkan is_hpu is_meta is_nested is_quantized
-    is_sparse is_sparse_csr _backward_hooks _post_accumulate_grad_hooks _base _cdata _grad _grad_fn
-    _version grad grad_dtype itemsize nbytes output_nr retains_grad volatile
-    size dim stride numel nelement ndimension is_floating_point is_complex is_contiguous
-    is_signed is_conj is_neg is_inference is_shared is_pinned is_set_to is_same_size is_nonzero
-    is_distributed is_coalesced element_size storage_offset storage untyped_storage storage_type
-    data_ptr const_data_ptr get_device dim_order __len__ __bool__ __int__ __float__ __index__
-    __complex__ __long__ __nonzero__ __contains__ __format__ __repr__ __hash__ __reduce_ex__
-    __setstate__ __deepcopy__ __dlpack__ __dlpack_device__ __array__ numpy tolist item allclose
-    equal register_hook register_post_accumulate_grad_hook retain_grad _is_view sparse_dim dense_dim
+    is_sparse is_sparse_csr _backward_hooks _post_accumulate_grad_hooks _base _cdata _grad
+    _grad_fn _version grad grad_dtype itemsize nbytes output_nr retains_grad volatile size dim
+    stride numel nelement ndimension is_floating_point is_complex is_contiguous is_signed is_conj
+    is_neg is_inference is_shared is_pinned is_set_to is_same_size is_nonzero is_distributed
+    is_coalesced element_size storage_offset storage untyped_storage storage_type data_ptr
+    const_data_ptr get_device dim_order __len__ __bool__ __int__ __float__ __index__ __complex__
+    __long__ __nonzero__ __contains__ __format__ __repr__ __hash__ __reduce_ex__ __setstate__
+    __deepcopy__ __dlpack__ __dlpack_device__ __array__ numpy tolist item allclose equal
+    register_hook register_post_accumulate_grad_hook retain_grad _is_view sparse_dim dense_dim
     qscheme record_stream requires_grad_ broadcast_shapes result_type can_cast promote_types
     is_tensor is_storage typename get_default_dtype""".split()
 )
@@ -130,14 +132,15 @@ def _add_attribute(table: dict[Any, Operator], name: str, value: Any) -> None:
 
 
 def _add(table: dict[Any, Operator], function: Any, attribute: str) -> None:
+    own = getattr(function, "__name__", attribute)  # C functions know their full name: linalg_norm
+    made = describe_operator(function, own if own != "<lambda>" else attribute)
     try:
-        if function in table:
-            return
+        known = table.get(function)
     except TypeError:
         return
-    own = getattr(function, "__name__", attribute)
-    # C functions know their full name (linalg_norm); Python ones are found by attribute.
-    table[function] = describe_operator(function, own if own != "<lambda>" else attribute)
+    # torch.mm and torch.dsmm compare equal; the name with a rule is the operator's
+    if known is None or (known.rule is None and not known.ignore):
+        table[function] = made
 
 
 def describe_operator(function: Any, name: str) -> Operator:
@@ -149,11 +152,12 @@ def describe_operator(function: Any, name: str) -> Operator:
     enter = isinstance(function, types.FunctionType) and not _whole(function, short)
     return Operator(
         short,
-        rule=None if enter else found,
+        rule=found,
         inplace=inplace,
         linear=short in LINEAR,
         routes=short in ROUTES,
         enter=enter,
+        constant=short in CONSTANT,
     )
 
 

@@ -70,7 +70,9 @@ def _mask(layout: Layout, grad: Tensor, n: int, first: int, last: int) -> Tensor
 def _masked(grads: list[tuple[Tensor, Layout]], n: int, first: int, last: int) -> list[Tensor]:
     # where, not multiplication: another sample's inf must not become this one's nan
     return [
-        torch.where(_mask(layout, g, n, first, last), g, torch.zeros((), dtype=g.dtype, device=g.device))
+        torch.where(
+            _mask(layout, g, n, first, last), g, torch.zeros((), dtype=g.dtype, device=g.device)
+        )
         for g, layout in grads
     ]
 
@@ -91,7 +93,11 @@ def _batched(
                 warnings.simplefilter("ignore")
                 parts.append(
                     torch.autograd.grad(
-                        outs, values, seeds, retain_graph=True, allow_unused=True,
+                        outs,
+                        values,
+                        seeds,
+                        retain_graph=True,
+                        allow_unused=True,
                         is_grads_batched=True,
                     )
                 )

@@ -1,0 +1,154 @@
+"""``persample.verify``: the exact self-check of a whole training step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .errors import PersampleError, UsageError
+from .loop import tolerance
+from .recorder import record
+from .testing import batch_size, take
+
+LossFn = Callable[[nn.Module, Any], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """One parameter: deviation of Σ cᵢ gᵢ from autograd, and of other rows under isolation."""
+
+    name: str
+    sums: float
+    isolation: float
+    ok: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """The result of :func:`verify`; true if everything held."""
+
+    n: int
+    parameters: tuple[Checked, ...]
+    tolerance: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether every parameter passed."""
+        return all(p.ok for p in self.parameters)
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def __str__(self) -> str:
+        width = max((len(p.name) for p in self.parameters), default=9)
+        lines = [
+            f"verify: {'passed' if self.ok else 'FAILED'} for n = {self.n}, "
+            f"tolerance {self.tolerance:.0e}",
+            f"{'parameter'.ljust(width)}  Σ c·g     isolation",
+        ]
+        for p in self.parameters:
+            mark = "" if p.ok else "  <- wrong"
+            lines.append(f"{p.name.ljust(width)}  {p.sums:.1e}   {p.isolation:.1e}{mark}")
+        return "\n".join(lines)
+
+
+def verify(model: nn.Module, loss_fn: LossFn, batch: Any, **options: Any) -> Verification:
+    """Check persample on your own training step: right, or it says where not.
+
+    ``loss_fn(model, batch)`` returns one loss per sample. Two checks, both with random numbers
+    fixed. Σ cᵢ gᵢ for random c against autograd's gradient of Σ cᵢ ℓᵢ finds a gradient given to the
+    wrong sample. Isolation finds losses that look at the whole batch: one sample's inputs and
+    labels are replaced by another's, and no other row may move. ``options`` go to
+    :func:`persample.record`.
+
+    >>> import torch, persample
+    >>> model = torch.nn.Linear(3, 1)
+    >>> x = torch.randn(4, 3)
+    >>> bool(persample.verify(model, lambda m, x: m(x).square().sum(1), x))
+    True
+    """
+    n = options.get("n") or batch_size(batch, options.get("dim", 0))
+    if n < 2:
+        raise UsageError("verify needs at least two samples", fix="pass a larger batch")
+    state = torch.get_rng_state()
+    try:
+        rows, expected, c = _run(model, loss_fn, batch, options, state)
+        moved = _isolation(model, loss_fn, batch, options, state, rows, n)
+    finally:
+        torch.set_rng_state(state)
+    dtype = next(iter(rows.values())).dtype
+    limit = tolerance(dtype)
+    top = max((float(e.abs().max()) for e in expected.values() if e.numel()), default=0.0) or 1.0
+    checked = []
+    for name, g in rows.items():
+        mine = torch.tensordot(c.to(g.dtype), g, 1)
+        sums = float((mine - expected[name]).abs().max()) / top if mine.numel() else 0.0
+        apart = moved[name] / top
+        checked.append(Checked(name, sums, apart, sums <= limit and apart <= limit))
+    return Verification(n, tuple(checked), limit)
+
+
+def _run(
+    model: nn.Module, loss_fn: LossFn, batch: Any, options: dict[str, Any], state: Tensor
+) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
+    rows = _rows(model, loss_fn, batch, options, state)
+    torch.set_rng_state(state)
+    losses = loss_fn(model, batch)
+    if losses.dim() != 1:
+        raise UsageError(f"loss_fn must return one loss per sample, got {tuple(losses.shape)}")
+    generator = torch.Generator().manual_seed(0)
+    c = torch.rand(losses.shape[0], generator=generator, dtype=torch.float64) + 0.5
+    c = c.to(losses.device)
+    named = dict(model.named_parameters())
+    wanted = [named[name] for name in rows]
+    found = torch.autograd.grad(losses, wanted, c.to(losses.dtype), allow_unused=True)
+    expected = {
+        name: torch.zeros_like(p) if f is None else f.to_dense()
+        for name, p, f in zip(rows, wanted, found, strict=True)
+    }
+    return rows, expected, c
+
+
+def _rows(
+    model: nn.Module, loss_fn: LossFn, batch: Any, options: dict[str, Any], state: Tensor
+) -> dict[str, Tensor]:
+    torch.set_rng_state(state)
+    with record(model, **options) as tape:
+        tape.backward(loss_fn(model, batch))
+    rows = tape.grads()
+    tape.close()
+    return rows
+
+
+def _isolation(
+    model: nn.Module,
+    loss_fn: LossFn,
+    batch: Any,
+    options: dict[str, Any],
+    state: Tensor,
+    rows: dict[str, Tensor],
+    n: int,
+) -> dict[str, float]:
+    """The largest movement of the other rows when one sample is replaced by another."""
+    worst = dict.fromkeys(rows, 0.0)
+    for j in {0, n - 1}:
+        index = torch.arange(n)
+        index[j] = (j + 1) % n
+        changed = take(batch, index, n, options.get("dim", 0))
+        try:
+            other = _rows(model, loss_fn, changed, options, state)
+        except PersampleError as error:
+            raise UsageError(
+                "the isolation probe was refused although the batch itself was not",
+                why=str(error).splitlines()[0],
+            ) from error
+        keep = [i for i in range(n) if i != j]
+        for name, g in rows.items():
+            if g.numel():
+                gap = (other[name][keep] - g[keep]).abs().max()
+                worst[name] = max(worst[name], float(gap.nan_to_num(nan=float("inf"))))
+    return worst

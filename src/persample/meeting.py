@@ -1,0 +1,184 @@
+"""A parameter meets data: run the operator, tap its results, remember the use."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from .errors import Reason, here
+from .layout import CONSTANT, Additive, Constant, Layout, Mixed, State
+from .marks import Derived, same, version
+from .propagate import Operator, collect, propagate
+from .tap import Tap
+from .use import Operand, RandomState, Use, current_autocast
+
+if TYPE_CHECKING:
+    from .recorder import Coloured, Recorder
+
+# Results that the operator's own backward does not keep: the tap may go on them without a copy.
+_FRESH = frozenset(
+    """conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d layer_norm group_norm
+    batch_norm rms_norm mul multiply add sub rsub matmul mm bmm addmm baddbmm linear einsum cat
+    embedding stack div where""".split()
+)
+_RANDOM = frozenset(
+    """dropout alpha_dropout feature_dropout feature_alpha_dropout rrelu bernoulli normal poisson
+    binomial scaled_dot_product_attention lstm gru rnn_tanh rnn_relu fractional_max_pool2d
+    fractional_max_pool3d native_dropout multinomial""".split()
+)
+
+
+def meet(
+    recorder: Recorder,
+    operator: Operator,
+    func: Any,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    coloured: Coloured,
+    owned: list[Tensor],
+) -> Any:
+    """One use. The native operator runs on the detached parameter (unless the graph is wanted)."""
+    leaves, spec = tree_flatten((tuple(args), kwargs))
+    operands = _operands(recorder, leaves, {id(t) for t in owned})
+    taken = {operand.position for operand in operands}
+    data = [k for k, v in enumerate(leaves) if isinstance(v, Tensor) and k not in taken]
+    run = list(leaves)
+    if not recorder.native:
+        for operand in operands:
+            run[operand.position] = operand.value
+    target = leaves[0] if operator.inplace else None
+    saved = [leaves[k] for k in data]
+    if target is not None:  # run on a copy, give the target its value and history afterwards
+        run[0] = run[0].clone()
+        saved = [target.detach().clone() if k == 0 else leaves[k] for k in data]
+        coloured = [(run[0] if t is target else t, s) for t, s in coloured]
+    random = RandomState(owned[0].device) if operator.name in _RANDOM else None
+    call_args, call_kwargs = tree_unflatten(run, spec)
+    out = func(*call_args, **call_kwargs)
+    result = run[0] if operator.inplace else out
+    n = recorder.n or 0
+    states = propagate(operator, func, call_args, call_kwargs, result, coloured, n)
+    layouts = {id(t): s for t, s in coloured}
+    use = Use(
+        tape=weakref.ref(recorder.tape),
+        operator=operator.name,
+        func=func,
+        spec=spec,
+        leaves=[None if isinstance(v, Tensor) else v for v in leaves],
+        operands=operands,
+        data=data,
+        layouts=[_layout(layouts.get(id(run[k]))) for k in data],
+        place=here(),
+        inplace=operator.inplace,
+        rng=random if random is not None and random.changed() else None,
+        autocast=current_autocast(owned[0].device.type),
+    )
+    tapped = _tap(recorder, operator, use, result, states, saved)
+    if target is None:
+        return tapped
+    _write_back(recorder, target, tapped)
+    return target
+
+
+def not_per_sample(operator: Operator, coloured: Coloured) -> Mixed | None:
+    """Why a parameter cannot meet these data: they do not belong to one sample each."""
+    for tensor, state in coloured:
+        if isinstance(state, Constant):
+            continue
+        if isinstance(state, Layout):
+            if state.coupled is None:
+                continue
+            return Mixed(state.coupled)
+        if operator.routes and not tensor.is_floating_point() and not tensor.requires_grad:
+            continue
+        if isinstance(state, Mixed):
+            return state
+        why = "parameters meet a sum over samples (a regulariser on parameters alone?)"
+        fix = "give the regulariser its own backward() after tape.set_grad(...)"
+        return Mixed(Reason(operator.name, why, (tuple(tensor.shape),), here(), fix))
+    return None
+
+
+def _operands(recorder: Recorder, leaves: list[Any], owned: set[int]) -> list[Operand]:
+    operands = []
+    for position, value in enumerate(leaves):
+        if isinstance(value, Tensor) and id(value) in owned:
+            slot = recorder.parameters.slots.get(id(value))
+            edge = None
+            if slot is None and recorder.is_selected(value):
+                edge = torch.autograd.graph.get_gradient_edge(value)
+            name = None if slot is None else slot.name
+            operands.append(Operand(position, value.detach(), name, edge, version(value)))
+    return operands
+
+
+def _tap(
+    recorder: Recorder, operator: Operator, use: Use, result: Any, states: Any, saved: list[Tensor]
+) -> Any:
+    """Put one node behind the results that have a layout, and mark all of them."""
+    outs: list[Tensor] = []
+    collect(result, outs)
+    each = list(states) if isinstance(states, list) else [states] * len(outs)
+    each = [_checked(operator, out, state) for out, state in zip(outs, each, strict=True)]
+    for k, (out, state) in enumerate(zip(outs, each, strict=True)):
+        if isinstance(state, Layout) and (out.is_floating_point() or out.is_complex()):
+            use.results.append(k)
+            use.out_layouts.append(state)
+            use.out_shapes.append(out.shape)
+    if use.results and any(o.wanted for o in use.operands):
+        dirty = operator.name in _FRESH and len(outs) == 1 and outs[0]._base is None
+        picked = [outs[k] for k in use.results]
+        new = Tap.apply(recorder.anchor, use, len(saved), dirty, *saved, *picked)
+        for k, tensor in zip(use.results, (new,) if len(picked) == 1 else new, strict=True):
+            outs[k] = tensor
+    for tensor, state in zip(outs, each, strict=True):
+        if state is not None:
+            recorder.marks.put(tensor, state)
+        elif tensor.requires_grad:
+            recorder.marks.put(tensor, CONSTANT)
+    return _rebuild(result, iter(outs))
+
+
+def _checked(operator: Operator, out: Tensor, state: State | None) -> State | None:
+    """Refuse results that depend on the parameter and are not one sample's each."""
+    if operator.constant or not (out.is_floating_point() or out.is_complex()):
+        return state
+    why, fix = "", ""
+    if state is None:
+        why = "one of the results depends on the parameter but on no sample"
+    elif isinstance(state, Additive):
+        why = "a parameter meets data in an operator that sums over samples at once"
+        fix = 'keep the samples apart first (reduction="none", or multiply and then sum)'
+    else:
+        return state
+    return Mixed(Reason(operator.name, why, (tuple(out.shape),), here(), fix))
+
+
+def _write_back(recorder: Recorder, target: Tensor, value: Tensor) -> None:
+    """Give an in-place operator's target its new value and history."""
+    state = recorder.look(value)
+    if isinstance(recorder.look(target), Derived) and target.grad_fn is not None:
+        target.detach_()  # its old history leads to parameters and must not be followed again
+    target.copy_(value)
+    known = recorder.marks.table.get(id(target))
+    before = known.state if known is not None else None
+    after = CONSTANT if state is None or isinstance(state, Derived) else state
+    recorder.marks.rewrite(target, after, changed=not same(before, after))
+
+
+def _layout(state: Any) -> Layout | None:
+    return state if isinstance(state, Layout) else None
+
+
+def _rebuild(template: Any, items: Iterator[Tensor]) -> Any:
+    if isinstance(template, Tensor):
+        return next(items)
+    if isinstance(template, (list, tuple)):
+        made = [_rebuild(v, items) for v in template]
+        return type(template)(*made) if hasattr(template, "_fields") else type(template)(made)
+    return template

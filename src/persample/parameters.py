@@ -1,0 +1,85 @@
+"""The model's parameters as slots: who is recorded, under which name, and where it is now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from .errors import UsageError
+
+Params = str | Iterable[str] | Callable[[str], bool] | None
+
+
+class Slot(NamedTuple):
+    """A trainable tensor found in a parameter slot; ``name`` is None if it is not recorded."""
+
+    name: str | None
+    tensor: Tensor
+
+
+def choose(params: Params, names: Iterable[str]) -> list[str]:
+    """The names that a ``params=`` argument selects, in the given order."""
+    known = list(names)
+    if params is None:
+        return known
+    if callable(params):
+        return [name for name in known if params(name)]
+    wanted = [params] if isinstance(params, str) else list(params)
+    for name in wanted:
+        if name not in known:
+            raise UsageError(
+                f"no recorded parameter is called {name!r}",
+                why="it does not exist, is frozen, is an alias of a tied one, or was not selected",
+                fix=f"names come from model.named_parameters(): {', '.join(known[:4])} …",
+            )
+    return [name for name in known if name in wanted]
+
+
+class Parameters:
+    """Found by identity; looked up again by slot when a tensor is unknown.
+
+    ``functional_call`` and FSDP2 put other tensors into the modules' slots while the model runs.
+    """
+
+    def __init__(self, model: nn.Module, params: Params) -> None:
+        self.model = model
+        trainable = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        chosen = set(choose(params, trainable))
+        if not chosen:
+            raise UsageError(
+                "there is no trainable parameter to record",
+                fix="set requires_grad on the parameters you want gradients of",
+            )
+        self.selected = {n: p for n, p in trainable.items() if n in chosen}
+        self.slots: dict[int, Slot] = {
+            id(p): Slot(n if n in chosen else None, p) for n, p in trainable.items()
+        }
+
+    def find(self, tensor: Tensor) -> Slot | None:
+        """The slot of a tensor that requires a gradient."""
+        return self.slots.get(id(tensor)) or self._search(tensor)
+
+    def _search(self, tensor: Tensor) -> Slot | None:
+        for prefix, module in self.model.named_modules():
+            for key, value in module._parameters.items():
+                if value is tensor:
+                    name = f"{prefix}.{key}" if prefix else key
+                    slot = Slot(name if name in self.selected else None, tensor)
+                    self.slots[id(tensor)] = slot
+                    if slot.name is not None:
+                        self.selected[slot.name] = tensor
+                    return slot
+        return None
+
+    def leaves(self) -> list[Tensor]:
+        """Every leaf that an ordinary backward could write a ``.grad`` to."""
+        return [slot.tensor for slot in self.slots.values() if slot.tensor.is_leaf]
+
+    def aliases(self) -> dict[str, tuple[str, ...]]:
+        """Other names of tied parameters, by the first."""
+        names: dict[int, list[str]] = {}
+        for name, parameter in self.model.named_parameters(remove_duplicate=False):
+            names.setdefault(id(parameter), []).append(name)
+        return {found[0]: tuple(found[1:]) for found in names.values()}
