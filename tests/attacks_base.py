@@ -142,6 +142,11 @@ def floating(leaf: Any) -> bool:
     return isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())
 
 
+def dense(leaf: Tensor) -> Tensor:
+    """The gradient of a leaf, zero where none arrived."""
+    return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.to_dense().clone()
+
+
 def jacobian_rows(model: nn.Module, loss_fn: LossFn, batch: Any) -> tuple[Tensor, Rows, Tensor]:
     """Losses, the native gradient of every loss, and which samples each loss depends on."""
     leaves, spec = tree_flatten(batch)
@@ -155,14 +160,13 @@ def jacobian_rows(model: nn.Module, loss_fn: LossFn, batch: Any) -> tuple[Tensor
     rows: dict[str, list[Tensor]] = {name: [] for name in named}
     depends = torch.zeros(losses.shape[0], n, dtype=torch.bool)
     for i, loss in enumerate(losses.unbind(0)):
-        wanted = [*named.values(), *probes]
-        grads = torch.autograd.grad(loss.sum(), wanted, retain_graph=True, allow_unused=True)
-        for (name, parameter), grad in zip(named.items(), grads, strict=False):
-            dense = torch.zeros_like(parameter) if grad is None else grad.to_dense()
-            rows[name].append(dense)
-        for grad in grads[len(named) :]:
-            if grad is not None:
-                depends[i] |= grad.flatten(1).abs().sum(1) > 0
+        for leaf in (*named.values(), *probes):
+            leaf.grad = None
+        loss.sum().backward(retain_graph=True)
+        for name, parameter in named.items():
+            rows[name].append(dense(parameter))
+        for probe in probes:
+            depends[i] |= dense(probe).flatten(1).abs().sum(1) > 0
     stacked = {
         k: torch.stack(r) if r else named[k].new_zeros(0, *named[k].shape) for k, r in rows.items()
     }

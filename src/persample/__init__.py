@@ -11,9 +11,11 @@ torch.Size([2, 1, 3])
 
 from . import testing
 from .check import verify
+from .clipping import automatic, flat, per_group, per_layer
 from .errors import (
     MissedUseError,
     MixedSamplesError,
+    NonFiniteWarning,
     PersampleError,
     StaleError,
     UsageError,
@@ -25,11 +27,16 @@ from .tape import Tape
 __all__ = [
     "MissedUseError",
     "MixedSamplesError",
+    "NonFiniteWarning",
     "PersampleError",
     "StaleError",
     "Tape",
     "UsageError",
     "VerificationError",
+    "automatic",
+    "flat",
+    "per_group",
+    "per_layer",
     "record",
     "testing",
     "verify",

@@ -10,10 +10,16 @@ import torch
 from torch import Tensor
 
 from .enter import entered
-from .errors import MixedSamplesError, PersampleError, Reason, UsageError, here
+from .errors import (
+    MissedUseError,
+    MixedSamplesError,
+    PersampleError,
+    Reason,
+    UsageError,
+    here,
+)
 from .layout import Additive, Layout, Mixed
 from .marks import Derived
-from .tape import expect_losses, missed
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -48,7 +54,7 @@ def _checked(
 ) -> None:
     from . import loop
 
-    tape = recorder.tape
+    ledger = recorder.tape._ledger
     with torch._C.DisableTorchFunction():
         try:
             scalar, coupled = _prove(recorder, losses)
@@ -67,15 +73,15 @@ def _checked(
             _backward(losses, seed, retain_graph=keep, inputs=inputs)
         else:
             _backward(losses, seed, retain_graph=keep)
-    if tape._trouble is not None:
+    if ledger.trouble is not None:
         if recorder.loop:
-            tape._trouble = None
+            ledger.trouble = None
             loop.one_by_one(recorder, losses, retain_graph=retain_graph)
             return
-        raise tape._trouble
-    tape._backwards += 1
-    tape._scalar = tape._scalar or scalar
-    tape._coupled = tape._coupled or coupled
+        raise ledger.trouble
+    ledger.backwards += 1
+    ledger.scalar = ledger.scalar or scalar
+    ledger.coupled = ledger.coupled or coupled
     if reference is not None:
         loop.compare(recorder, losses, reference)
 
@@ -101,35 +107,30 @@ def _prove(recorder: Recorder, losses: Tensor) -> tuple[bool, Any]:
 @contextlib.contextmanager
 def receiving(recorder: Recorder, factor: float) -> Iterator[None]:
     """Taps are listened to; native gradients that reach a parameter are caught and undone."""
-    tape = recorder.tape
+    ledger = recorder.tape._ledger
     leaves = recorder.parameters.leaves()
     before = [(leaf, leaf.grad) for leaf in leaves]
     for leaf in leaves:
         leaf.grad = None
-    tape._receiving, tape._factor = True, 1.0 / factor
-    count = len(tape._uses)
-    firings = [(use, len(use.firings)) for use in tape._uses]
+    ledger.receiving, ledger.factor = True, 1.0 / factor
+    mark = len(ledger.entries)
     done = False
     try:
         # one thread, so that recomputation (checkpointing) sees the mode
         with recorder.watching(), torch.autograd.set_multithreading_enabled(False):
             yield
-        done = tape._trouble is None
+        done = ledger.trouble is None
     finally:
-        tape._receiving = False
+        ledger.receiving = False
         escaped = [leaf for leaf in leaves if leaf.grad is not None]
         for leaf, grad in before:
             leaf.grad = grad
         done = done and not escaped
         if not done:  # an interrupted backward leaves no half of itself
-            for use in tape._uses[count:]:
-                use.firings.clear()
-            del tape._uses[count:]
-            for use, size in firings:
-                del use.firings[size:]
-    if escaped and tape._trouble is None:
+            ledger.rollback(mark)
+    if escaped and ledger.trouble is None:
         names = {id(t): name for name, t in recorder.model.named_parameters()}
-        tape._trouble = missed([names.get(id(leaf), "?") for leaf in escaped])
+        ledger.trouble = _missed([names.get(id(leaf), "?") for leaf in escaped])
 
 
 def run_backward(
@@ -161,23 +162,23 @@ def run_backward(
 def _plain(recorder: Recorder, root: Tensor, seed: Tensor, retain: bool) -> None:
     constant = bool((seed == seed.flatten()[:1]).all()) if seed.numel() else True
     if not constant:
-        recorder.tape._scalar = True  # weighted losses: rows are weighted gradients
+        recorder.tape._ledger.scalar = True  # weighted losses: rows are weighted gradients
     _checked(recorder, root, seed, 1.0, retain)
     if not constant or float(seed.flatten()[0] if seed.numel() else 1.0) != 1.0:
-        recorder.tape._scalar = True
+        recorder.tape._ledger.scalar = True
 
 
 def run_grad(recorder: Recorder, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """``torch.autograd.grad`` inside the block: a computation on data, not a backward of losses."""
     names = ("outputs", "inputs", "grad_outputs", "retain_graph", "create_graph")
     given = dict(zip(names, args, strict=False)) | kwargs
-    tape = recorder.tape
-    tape._muted = True
+    ledger = recorder.tape._ledger
+    ledger.muted = True
     try:
         with recorder.watching():
             found = _grad(*args, **kwargs)
     finally:
-        tape._muted = False
+        ledger.muted = False
     inputs = given["inputs"]
     inputs = [inputs] if isinstance(inputs, Tensor) else list(inputs)
     outputs = given["outputs"]
@@ -200,3 +201,52 @@ def run_grad(recorder: Recorder, args: Sequence[Any], kwargs: dict[str, Any]) ->
         else:
             recorder.marks.put(grad, state)
     return found
+
+
+_LOOP = 'record(..., unproven="loop") computes the gradient of each loss by its own backward pass'
+
+
+def expect_losses(losses: Tensor, state: Any, n: int) -> tuple[bool, Reason | None]:
+    """Refuse what is not a proven vector of losses or sum over samples; (is scalar, coupling)."""
+    if isinstance(state, Layout):
+        _expect_rows(losses, state, n)
+        return False, state.coupled
+    if isinstance(state, Additive):
+        if losses.numel() != 1:
+            raise MixedSamplesError(
+                f"each element of the losses {tuple(losses.shape)} is a sum over samples",
+                why="axis 0 does not hold the samples",
+                fix="pass one loss per sample",
+            )
+        return True, state.coupled
+    if isinstance(state, Mixed):
+        raise state.reason.error("samples meet before the loss", fix=_LOOP)
+    raise MixedSamplesError(
+        f"the losses {tuple(losses.shape)} hold no samples",
+        why="nothing the recorder followed leads from the samples to them",
+        fix="call the model inside the block; tape.mark(x) tensors it does not receive as input",
+    )
+
+
+def _expect_rows(losses: Tensor, layout: Layout, n: int) -> None:
+    if n == 1:
+        return
+    if layout.axes not in ((0,), ()):
+        raise MixedSamplesError(
+            f"the losses {tuple(losses.shape)} do not hold the samples on axis 0",
+            why=f"they are on axis {', '.join(map(str, layout.axes))}",
+            fix="bring the samples to axis 0, or pass losses.sum()",
+        )
+    if losses.dim() == 0:
+        raise MixedSamplesError("the loss belongs to a single sample", fix="pass one per sample")
+    if layout.ids is not None and bool((layout.ids < 0).any()):
+        raise MixedSamplesError("some losses belong to no sample", fix="drop them first")
+
+
+def _missed(names: Sequence[str]) -> MissedUseError:
+    return MissedUseError(
+        "a parameter was used where the recorder could not see it: " + ", ".join(names[:4]),
+        why="autograd computed an ordinary gradient for it (a scripted module, a custom "
+        "autograd.Function, another thread, a graph built before the block)",
+        fix=_LOOP,
+    )

@@ -90,7 +90,7 @@ class CustomFunctions:
         return isinstance(state, Layout) or (state is None and not bool(grad.any()))
 
     def _report(self, reason: Reason) -> None:
-        tape = self.recorder.tape
-        if tape._receiving and tape._trouble is None:
+        ledger = self.recorder.tape._ledger
+        if ledger.receiving and ledger.trouble is None:
             fix = 'record(..., unproven="loop") back-propagates each loss by itself'
-            tape._trouble = reason.error("a custom autograd.Function cannot be followed", fix=fix)
+            ledger.trouble = reason.error("a custom autograd.Function cannot be followed", fix=fix)

@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-
 from .errors import describe
 from .inputs import Seen
-from .use import Operand, Use
 
 if TYPE_CHECKING:
+    from .ledger import Entry, Ledger
     from .recorder import Recorder
 
 
@@ -23,10 +21,11 @@ class UseRow:
     aliases: tuple[str, ...]
     operator: str
     rule: str
-    inputs: tuple[tuple[int, ...], ...]
+    form: str
+    operand: tuple[int, ...]
     output: tuple[int, ...]
     layout: str
-    factor_bytes: int
+    kept_bytes: int
     dense_bytes: int
     place: str
 
@@ -43,25 +42,15 @@ class Explanation:
 
     def __str__(self) -> str:
         lines = [f"n = {self.n}, {len(self.uses)} uses"]
-        head = ("parameter", "operator", "rule", "inputs", "output", "layout", "kept", "dense")
-        rows = [head]
+        rows: list[tuple[str, ...]] = [
+            ("parameter", "operator", "rule", "form", "shape", "output", "samples", "kept", "dense")
+        ]
         for u in self.uses:
             name = u.parameter + (f" (= {', '.join(u.aliases)})" if u.aliases else "")
-            inputs = " ".join("×".join(map(str, s)) for s in u.inputs)
-            output = "×".join(map(str, u.output))
-            rows.append(
-                (
-                    name,
-                    u.operator,
-                    u.rule,
-                    inputs,
-                    output,
-                    u.layout,
-                    _size(u.factor_bytes),
-                    _size(u.dense_bytes),
-                )
-            )
-        widths = [max(len(r[k]) for r in rows) for k in range(len(head))]
+            shapes = ("×".join(map(str, s)) for s in (u.operand, u.output))
+            sizes = (_size(u.kept_bytes), _size(u.dense_bytes))
+            rows.append((name, u.operator, u.rule, u.form, *shapes, u.layout, *sizes))
+        widths = [max(len(r[k]) for r in rows) for k in range(len(rows[0]))]
         lines += [
             "  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in rows
         ]
@@ -85,78 +74,44 @@ def _size(count: int) -> str:
     return f"{value:.1f} GiB"
 
 
-def explain(recorder: Recorder, uses: list[Use]) -> Explanation:
+def explain(recorder: Recorder, ledger: Ledger) -> Explanation:
     """Collect the rows."""
     aliases = recorder.parameters.aliases()
     rows: list[UseRow] = []
     reached: set[str] = set()
-    slow: list[str] = []
-    for use in uses:
-        for operand in use.operands:
-            name = operand.name or "derived from parameters"
-            if operand.name is None and operand.edge is None:
-                continue
-            reached.update([operand.name] if operand.name else sources(recorder, operand))
-            rows.append(_row(recorder, use, name, aliases.get(name, ()), operand.value.shape))
-        rule = rule_name(recorder, use)
-        if rule == "generic":
-            slow.append(
-                f"{use.operator} at {describe(use.place)}: no rule of its own, so its backward "
-                "runs once per sample"
-            )
+    slow: dict[str, None] = {}
+    for entry in ledger.entries:
+        names = ledger.sources(entry.operand)
+        reached.update(names)
+        for name in names:
+            derived = "" if entry.operand.name else " (derived)"
+            rows.append(_row(entry, name + derived, aliases.get(name, ())))
+        if entry.rule == "generic":
+            slow[
+                f"{entry.use.operator} at {describe(entry.use.place)}: no rule of its own, so its "
+                "backward runs once per sample"
+            ] = None
     without = tuple(name for name in recorder.parameters.selected if name not in reached)
-    ambiguous = tuple(
-        line for seen in recorder.inputs.seen if (line := _ambiguity(seen, recorder)) is not None
+    lines = [_ambiguity(seen, recorder) for seen in recorder.inputs.seen]
+    return Explanation(
+        recorder.n, tuple(rows), without, tuple(slow), tuple(line for line in lines if line)
     )
-    return Explanation(recorder.n, tuple(rows), without, tuple(dict.fromkeys(slow)), ambiguous)
 
 
-def rule_name(recorder: Recorder, use: Use) -> str:
-    """The name of the rule that answers for a use."""
-    rule = recorder.rules.get(use.operator)
-    return "generic" if rule is None else str(getattr(rule, "__name__", rule))
-
-
-def sources(recorder: Recorder, operand: Operand) -> list[str]:
-    """The parameters that a derived tensor was computed from."""
-    if operand.edge is None:
-        return []
-    selected = recorder.parameters.selected
-    with torch._C.DisableTorchFunction():
-        found = torch.autograd.grad(
-            operand.edge,
-            list(selected.values()),
-            torch.zeros_like(operand.value),
-            retain_graph=True,
-            allow_unused=True,
-        )
-    return [name for name, f in zip(selected, found, strict=True) if f is not None]
-
-
-def _row(
-    recorder: Recorder, use: Use, name: str, aliases: tuple[str, ...], shape: tuple[int, ...]
-) -> UseRow:
-    firing = use.firings[-1] if use.firings else None
-    kept = 0
-    inputs: tuple[tuple[int, ...], ...] = ()
-    if firing is not None:
-        tensors = [*firing.saved, *(g for g in firing.grads if g is not None)]
-        kept = sum(t.numel() * t.element_size() for t in tensors)
-        inputs = tuple(tuple(t.shape) for t in firing.saved)
-    size = 1
-    for s in shape:
-        size *= s
+def _row(entry: Entry, name: str, aliases: tuple[str, ...]) -> UseRow:
+    use, form = entry.use, entry.form
     return UseRow(
-        name,
-        aliases,
-        use.operator,
-        rule_name(recorder, use),
-        inputs,
-        tuple(use.out_shapes[0]) if use.out_shapes else (),
-        repr(use.out_layouts[0])[7:-1] if use.out_layouts else "",
-        kept,
-        size * (recorder.n or 0) * use.operands[0].value.element_size(),
-        describe(use.place),
+        parameter=name,
+        aliases=aliases,
+        operator=use.operator,
+        rule=entry.rule,
+        form=type(form).__name__,
+        operand=tuple(entry.operand.value.shape),
+        output=tuple(use.out_shapes[0]),
+        layout=repr(use.out_layouts[0])[7:-1],
+        kept_bytes=form.nbytes(),
+        dense_bytes=form.n * form.size * form.dtype.itemsize,
+        place=describe(use.place),
     )
 
 

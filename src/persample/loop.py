@@ -19,7 +19,7 @@ _grad = entered(torch.autograd.grad)
 
 def one_by_one(recorder: Recorder, losses: Tensor, *, retain_graph: bool) -> None:
     """The gradient of each loss by its own backward pass through the whole graph."""
-    tape = recorder.tape
+    ledger = recorder.tape._ledger
     if losses.dim() != 1:
         raise UsageError(
             f"one loss per sample is needed, got shape {tuple(losses.shape)}",
@@ -31,7 +31,7 @@ def one_by_one(recorder: Recorder, losses: Tensor, *, retain_graph: bool) -> Non
         raise UsageError(f"{losses.shape[0]} losses for {recorder.n} samples")
     rows: dict[str, list[Tensor]] = {name: [] for name in recorder.parameters.selected}
     wanted = list(recorder.parameters.selected.values())
-    tape._muted = True
+    ledger.muted = True
     try:
         for i in range(losses.shape[0]):
             last = i == losses.shape[0] - 1
@@ -47,7 +47,7 @@ def one_by_one(recorder: Recorder, losses: Tensor, *, retain_graph: bool) -> Non
             ):
                 rows[name].append(torch.zeros_like(parameter) if g is None else g.to_dense())
     finally:
-        tape._muted = False
+        ledger.muted = False
     new = {
         name: torch.stack(r)
         if r
@@ -56,24 +56,24 @@ def one_by_one(recorder: Recorder, losses: Tensor, *, retain_graph: bool) -> Non
         )
         for name, r in rows.items()
     }
-    if tape._looped is None:
-        tape._looped = {name: g.detach() for name, g in new.items()}
-        if tape._uses:
+    if ledger.looped is None:
+        ledger.looped = {name: g.detach() for name, g in new.items()}
+        if ledger.entries:
             raise UsageError("a proven and an unproven backward in one recording")
     else:
-        tape._looped = {name: tape._looped[name] + g for name, g in new.items()}
-    tape._backwards += 1
+        ledger.looped = {name: ledger.looped[name] + g for name, g in new.items()}
+    ledger.backwards += 1
 
 
 def reference(recorder: Recorder, losses: Tensor) -> tuple[Tensor, list[Tensor | None]]:
     """Random c and autograd's gradient of Σ cᵢ ℓᵢ."""
     generator = torch.Generator().manual_seed(
-        torch.initial_seed() % (1 << 31) + recorder.tape._backwards
+        torch.initial_seed() % (1 << 31) + recorder.tape._ledger.backwards
     )
     n = recorder.n or 0
     c = (torch.rand(n, generator=generator, dtype=torch.float64) + 0.5).to(losses.device)
-    tape = recorder.tape
-    tape._muted = True
+    ledger = recorder.tape._ledger
+    ledger.muted = True
     try:
         with torch._C.DisableTorchFunction():
             state = recorder.look(losses)
@@ -87,7 +87,7 @@ def reference(recorder: Recorder, losses: Tensor) -> tuple[Tensor, list[Tensor |
                 allow_unused=True,
             )
     finally:
-        tape._muted = False
+        ledger.muted = False
     return c, list(found)
 
 

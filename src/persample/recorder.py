@@ -236,7 +236,7 @@ class Recorder:
 
     def _engine(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """``loss.backward()`` and ``torch.autograd.grad`` inside the block."""
-        if self.tape.busy:  # checkpointing back-propagates inside backward
+        if self.tape._ledger.busy:  # checkpointing back-propagates inside backward
             with self.mode:
                 return entered(func)(*args, **kwargs)
         if func is torch.autograd.grad:

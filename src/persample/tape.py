@@ -1,46 +1,40 @@
-"""The tape: all uses of all parameters in one pass, and every query."""
+"""The tape: all uses of all parameters in one pass, and every question."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from .errors import (
-    MissedUseError,
-    MixedSamplesError,
-    PersampleError,
-    StaleError,
-    UsageError,
-)
+from . import queries
+from .clipping import Grouped, Rule, coefficients, flat
+from .errors import NonFiniteWarning, UsageError
 from .explain import Explanation, explain
-from .layout import Additive, Layout, Mixed
-from .marks import version
+from .forms import Form
+from .ledger import Ledger
 from .parameters import Params, choose
-from .rules import generic
-from .use import Firing, Operand, Use
+from .queries import NoiseScale
+from .use import Use
 
 if TYPE_CHECKING:
     from .recorder import Recorder
 
+Grads = dict[str, Tensor]
+
 
 class Tape:
-    """What :func:`persample.record` yields. Ask it after :meth:`backward`."""
+    """What :func:`persample.record` yields. Ask it after :meth:`backward`.
+
+    Every question takes ``params=``: a name, names, or a predicate on names.
+    """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder: Recorder | None = recorder
-        self._uses: list[Use] = []
-        self._receiving = False
-        self._muted = False
-        self._factor = 1.0
-        self._trouble: PersampleError | None = None
-        self._backwards = 0
-        self._scalar = False
-        self._coupled: Any = None
-        self._looped: dict[str, Tensor] | None = None
+        self._ledger = Ledger(recorder)
+        self._warned = False
 
     # ------------------------------------------------------------------ recording
 
@@ -55,11 +49,6 @@ class Tape:
                 fix="call the model on its inputs inside the block, or tape.mark(x)",
             )
         return n
-
-    @property
-    def busy(self) -> bool:
-        """Whether a backward pass of the recorder's own is under way."""
-        return self._receiving or self._muted
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -90,38 +79,27 @@ class Tape:
         self, use: Use, saved: tuple[Tensor, ...], grads: tuple[Tensor | None, ...]
     ) -> None:
         """A tap fired (internal)."""
-        if not self._receiving:
-            if self._trouble is None and not self._muted:
-                self._trouble = UsageError(
-                    "a backward pass that persample did not start reached the recorded model",
-                    why="its root is unknown, so nothing proves whose loss was back-propagated",
-                    fix="call tape.backward(losses)",
-                )
-            return
-        kept = tuple(None if g is None else g.detach() for g in grads)
-        if not use.firings:
-            self._uses.append(use)
-        use.firings.append(Firing(tuple(t.detach() for t in saved), kept, self._factor))
-
-    def close(self) -> None:
-        """Release everything the tape holds. Queries raise afterwards."""
-        if self._recorder is not None:
-            self._recorder.release()
-        self._recorder = None
-        self._uses.clear()
-        self._looped = None
+        self._ledger.receive(use, saved, grads)
 
     def explain(self) -> Explanation:
         """Every use, what is slow and why, parameters without gradient, ambiguous sizes."""
-        return explain(self._open(), self._uses)
+        return explain(self._open(), self._ledger)
 
-    # ------------------------------------------------------------------ queries
+    def close(self) -> None:
+        """Release everything the tape holds. Questions raise afterwards."""
+        if self._recorder is not None:
+            self._recorder.release()
+        self._recorder = None
+        self._ledger.clear()
 
-    def grads(self, *, params: Params = None) -> dict[str, Tensor]:
+    # ------------------------------------------------------------------ gradients
+
+    def grads(self, *, params: Params = None, out: Grads | None = None) -> Grads:
         """Every sample's own gradient: ``{name: (n, *shape)}``.
 
         Row i of each tensor is the gradient of loss i. Rows are fresh, contiguous tensors of the
-        parameter's dtype and device; a parameter that had no influence has zeros.
+        parameter's dtype and device; a parameter that had no influence has zeros. ``out`` takes
+        the dictionary of an earlier step and writes into its tensors instead.
 
         >>> import torch, persample
         >>> model = torch.nn.Linear(3, 2)
@@ -130,152 +108,298 @@ class Tape:
         >>> {name: tuple(g.shape) for name, g in tape.grads().items()}
         {'weight': (4, 2, 3), 'bias': (4, 2)}
         """
-        names = choose(params, self.names)
         with torch._C.DisableTorchFunction():
-            return self._grads(names)
+            forms = self._forms(params)
+            found = {}
+            for name in choose(params, self.names):
+                parameter = self._open().parameters.selected[name]
+                shape = (self.n, *parameter.shape)
+                buffer = None if out is None else _buffer(out, name, shape, parameter)
+                found[name] = _written(forms.get(name), shape, parameter, buffer)
+            return found
 
-    def _grads(self, names: Sequence[str]) -> dict[str, Tensor]:
-        recorder = self._ready()
-        if self._looped is not None:
-            return {name: self._looped[name].clone() for name in names}
-        total: dict[str, Tensor] = {}
-        for use in self._uses:
-            if any(o.name is None or o.name in names for o in use.operands):
-                for firing in use.firings:
-                    self._add(total, use, firing, names)
-        out = {}
-        for name in names:
-            parameter = recorder.parameters.selected[name]
-            rows = total.get(name)
-            if rows is None:
-                rows = parameter.new_zeros((self.n, *parameter.shape), requires_grad=False)
-            out[name] = rows.to(parameter.dtype).contiguous()
-        return out
+    def norms(self, *, params: Params = None) -> Tensor:
+        """‖gᵢ‖ over all parameters: (n,). Never materialised."""
+        with torch._C.DisableTorchFunction():
+            forms = self._forms(params)
+            return queries.added(queries.sq_norms(forms, self.n), forms, self.n).sqrt_()
 
-    def _add(
-        self, total: dict[str, Tensor], use: Use, firing: Firing, names: Sequence[str]
-    ) -> None:
-        recorder = self._open()
-        rule = recorder.rules.get(use.operator, generic)
-        forms = rule(use, firing, self.n)
-        for operand, form in zip(use.operands, forms, strict=True):
-            if form is None:
-                continue
-            rows = form.dense()
-            if firing.factor != 1.0:
-                rows = rows * firing.factor
-            for name, part in self._pull_back(operand, rows, names):
-                if name in names:
-                    total[name] = part if name not in total else total[name] + part
+    def parameter_norms(self, *, params: Params = None) -> Grads:
+        """‖gᵢ‖ of each parameter: ``{name: (n,)}``."""
+        with torch._C.DisableTorchFunction():
+            found = queries.sq_norms(self._forms(params), self.n)
+            return {
+                name: found[name].sqrt() if name in found else self._zeros(name, ())
+                for name in choose(params, self.names)
+            }
 
-    def _pull_back(
-        self, operand: Operand, rows: Tensor, names: Sequence[str]
-    ) -> list[tuple[str, Tensor]]:
-        """From a derived tensor to the parameters it was computed from."""
-        recorder = self._open()
-        if operand.name is not None:
-            return [(operand.name, rows)]
-        wanted = [recorder.parameters.selected[name] for name in names]
-        if rows.shape[0] == 0:
-            return []
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                found = torch.autograd.grad(
-                    operand.edge,
-                    wanted,
-                    rows,
-                    retain_graph=True,
-                    allow_unused=True,
-                    is_grads_batched=True,
+    def weighted_sum(self, c: Tensor, *, params: Params = None) -> Grads:
+        """Σᵢ cᵢ gᵢ for any coefficients c (n,): ``{name: shape}``."""
+        with torch._C.DisableTorchFunction():
+            c = self._coefficients(c)
+            return self._summed(self._forms(params), c, params)
+
+    def clipped_sum(self, max_norm: float, *, rule: Rule = flat, params: Params = None) -> Grads:
+        """Σᵢ cᵢ gᵢ with ‖cᵢ gᵢ‖ ≤ max_norm for every sample: DP-SGD's gradient, one backward.
+
+        ``rule``: :func:`persample.flat` (default), :func:`persample.automatic`,
+        :func:`persample.per_layer`, :func:`persample.per_group`, or any function of the norms (n,)
+        that returns coefficients.
+
+        Guarantees
+            * No sample contributes more than ``max_norm``, in exact arithmetic, whatever it
+              contains and whatever the rule returns: coefficients are limited by a certified upper
+              bound of the norm, not by its floating-point value.
+            * A sample's coefficient depends on that sample only.
+            * Sums are accumulated and returned in float32 at least.
+
+        ===========================  =====================================================
+        edge case                    result
+        ===========================  =====================================================
+        a sample's gradient is zero  contributes zero; nothing is divided by zero
+        NaN, inf, overflow           contributes zero, ``tape.nonfinite()`` names it, one
+                                     :class:`persample.NonFiniteWarning`
+        positions that cancel        the norm is recomputed in double precision
+        empty batch                  zeros
+        max_norm = 0                 zeros
+        negative or NaN max_norm     UsageError
+        mean or summed loss          UsageError: its rows are not gradients of losses
+        coupled normaliser           MixedSamplesError with the line that divides
+        ===========================  =====================================================
+        """
+        with torch._C.DisableTorchFunction():
+            if not 0 <= float(max_norm) < float("inf"):
+                raise UsageError(f"max_norm must be finite and not negative, got {max_norm!r}")
+            self._ledger.expect_losses("clipped_sum")
+            forms = self._forms(params)
+            bounds = queries.sq_norms(forms, self.n, bounds=True)
+            groups = (
+                rule.split(list(choose(params, self.names)))
+                if isinstance(rule, Grouped)
+                else [tuple(choose(params, self.names))]
+            )
+            within = rule.within if isinstance(rule, Grouped) else rule
+            bad = ~torch.isfinite(queries.added(bounds, forms, self.n))
+            forms = self._contained(forms, bad)
+            found: Grads = {}
+            for group in groups:
+                mine = {name: forms[name] for name in group if name in forms}
+                total = queries.added({k: bounds[k] for k in mine}, forms, self.n).sqrt_()
+                c = coefficients(within, total, float(max_norm) / len(groups) ** 0.5)
+                c = c.masked_fill(bad, 0)
+                found.update(self._summed(mine, c, list(group), wide=True))
+            return {name: found[name] for name in choose(params, self.names)}
+
+    def nonfinite(self, *, params: Params = None) -> Tensor:
+        """Samples whose gradient holds NaN or inf, or overflows when squared: indices."""
+        with torch._C.DisableTorchFunction():
+            forms = self._forms(params)
+            total = queries.added(queries.sq_norms(forms, self.n), forms, self.n)
+            return (~torch.isfinite(total)).nonzero().flatten()
+
+    def set_grad(self, grads: Mapping[str, Tensor], *, accumulate: bool = False) -> None:
+        """Write ``{name: gradient}`` to the parameters' ``.grad`` (or add to it)."""
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            selected = self._open().parameters.selected
+            for name, value in grads.items():
+                if name not in selected:
+                    raise UsageError(f"no recorded parameter is called {name!r}")
+                if value.shape != selected[name].shape:
+                    raise UsageError(
+                        f"{name}: a gradient of shape {tuple(value.shape)} for a parameter of "
+                        f"shape {tuple(selected[name].shape)}",
+                        fix="set_grad takes sums over samples, not per-sample gradients",
+                    )
+            for name, value in grads.items():
+                parameter = selected[name]
+                new = value.to(parameter.dtype)
+                if accumulate and parameter.grad is not None:
+                    parameter.grad += new
+                else:
+                    parameter.grad = new.clone() if new is value else new
+
+    # ------------------------------------------------------------------ inner products
+
+    def gram(self, *, params: Params = None) -> Tensor:
+        """⟨gᵢ, gⱼ⟩ for every pair of samples: (n, n)."""
+        with torch._C.DisableTorchFunction():
+            forms = self._forms(params)
+            return queries.gram(forms, forms, self.n, self.n)
+
+    def cosine(self, *, params: Params = None) -> Tensor:
+        """⟨gᵢ, gⱼ⟩ / ‖gᵢ‖‖gⱼ‖: (n, n); zero where a gradient is zero."""
+        products = self.gram(params=params)
+        with torch._C.DisableTorchFunction():
+            sizes = products.diagonal().clamp(min=0).sqrt()
+            scale = torch.where(sizes > 0, 1 / sizes, torch.zeros_like(sizes))
+            return products * scale.unsqueeze(0) * scale.unsqueeze(1)
+
+    def cross(self, other: Tape, *, params: Params = None) -> Tensor:
+        """⟨gᵢ, hⱼ⟩ between this tape's samples and another's: (n, m)."""
+        with torch._C.DisableTorchFunction():
+            if not isinstance(other, Tape):
+                raise UsageError(f"cross takes another tape, got {type(other).__name__}")
+            names = choose(params, self.names)
+            mine, theirs = self._open().parameters, other._open().parameters
+            for name in names:
+                if name not in theirs.selected or (
+                    theirs.selected[name].shape != mine.selected[name].shape
+                ):
+                    raise UsageError(
+                        f"the other tape does not record a parameter {name!r} of the same shape",
+                        why="the tapes are of different models",
+                        fix="record both on the same model, or select params= that both have",
+                    )
+            forms, others = self._forms(names), other._forms(names)
+            both = {name: f for name, f in forms.items() if name in others}
+            return queries.gram(both, others, self.n, other.n)
+
+    def dots(self, direction: Mapping[str, Tensor], *, params: Params = None) -> Tensor:
+        """⟨gᵢ, V⟩ for a direction ``{name: shape}``: (n,)."""
+        with torch._C.DisableTorchFunction():
+            names = choose(params, self.names)
+            selected = self._open().parameters.selected
+            if set(direction) != set(names):
+                odd = sorted(set(direction) ^ set(names))
+                raise UsageError(
+                    f"the direction must have the recorded parameters' names: {odd[:4]}",
+                    fix="leave none out and add none; select with params=",
                 )
-        except RuntimeError:
-            each = [
-                torch.autograd.grad(operand.edge, wanted, row, retain_graph=True, allow_unused=True)
-                for row in rows
-            ]
-            found = tuple(_stacked(column) for column in zip(*each, strict=True))
-        return [(name, f) for name, f in zip(names, found, strict=True) if f is not None]
+            for name in names:
+                if direction[name].shape != selected[name].shape:
+                    raise UsageError(
+                        f"{name}: direction {tuple(direction[name].shape)}, parameter "
+                        f"{tuple(selected[name].shape)}"
+                    )
+            return queries.dots(self._forms(params), direction, self.n)
 
-    # ------------------------------------------------------------------ checks
+    def project(self, dim: int, *, seed: int, params: Params = None) -> Tensor:
+        """Random projections that keep inner products on average: (n, dim).
+
+        The map depends on seed, parameter name, shape and dim alone, so projections of different
+        batches, runs and devices can be compared. E⟨P gᵢ, P gⱼ⟩ = ⟨gᵢ, gⱼ⟩.
+        """
+        with torch._C.DisableTorchFunction():
+            if not isinstance(dim, int) or dim < 1:
+                raise UsageError(f"dim must be a positive integer, got {dim!r}")
+            return queries.project(self._forms(params), dim, int(seed), self.n)
+
+    # ------------------------------------------------------------------ moments
+
+    def second_moment(self, *, params: Params = None) -> Grads:
+        """meanᵢ gᵢ², element by element: ``{name: shape}``."""
+        with torch._C.DisableTorchFunction():
+            forms = self._forms(params)
+            return {
+                name: forms[name].sum_of_squares() / max(self.n, 1)
+                if name in forms
+                else self._zeros(name, None)
+                for name in choose(params, self.names)
+            }
+
+    def variance(self, *, params: Params = None) -> Grads:
+        """The unbiased variance over samples, element by element: ``{name: shape}``."""
+        if self.n < 2:
+            raise UsageError("a variance needs at least two samples")
+        second = self.second_moment(params=params)
+        with torch._C.DisableTorchFunction():
+            ones = torch.ones(self.n, dtype=torch.float64, device=self._device())
+            mean = self._summed(self._forms(params), ones / self.n, params, wide=True)
+            return {
+                name: (value - mean[name].abs().square()).clamp_(min=0) * (self.n / (self.n - 1))
+                for name, value in second.items()
+            }
+
+    def noise_scale(self, *, params: Params = None) -> NoiseScale:
+        """The simple gradient noise scale tr Σ / |G|², with its parts."""
+        with torch._C.DisableTorchFunction():
+            self._ledger.expect_losses("noise_scale")
+            forms = self._forms(params)
+            sq = queries.added(queries.sq_norms(forms, self.n), forms, self.n)
+            ones = torch.ones(self.n, dtype=torch.float64, device=sq.device)
+            mean = self._summed(forms, ones / max(self.n, 1), params, wide=True)
+            size = sum(float(g.abs().double().square().sum()) for g in mean.values())
+            return queries.noise_scale(sq, size, self.n)
+
+    # ------------------------------------------------------------------ inside
 
     def _open(self) -> Recorder:
         if self._recorder is None:
             raise UsageError("the tape is closed", fix="ask before tape.close()")
         return self._recorder
 
-    def _ready(self) -> Recorder:
-        recorder = self._open()
-        if self._trouble is not None:
-            raise self._trouble
-        if not self._backwards:
-            raise UsageError(
-                "no backward pass was recorded",
-                fix="call tape.backward(losses) with one loss per sample",
+    def _device(self) -> torch.device:
+        return next(iter(self._open().parameters.selected.values())).device
+
+    def _forms(self, params: Params) -> dict[str, Form]:
+        self._open()
+        return self._ledger.forms(choose(params, self.names))
+
+    def _zeros(self, name: str, shape: tuple[int, ...] | None) -> Tensor:
+        parameter = self._open().parameters.selected[name]
+        return parameter.new_zeros(
+            parameter.shape if shape is None else (self.n, *shape), requires_grad=False
+        )
+
+    def _coefficients(self, c: Tensor) -> Tensor:
+        if not isinstance(c, Tensor) or c.shape != (self.n,):
+            got = tuple(c.shape) if isinstance(c, Tensor) else type(c).__name__
+            raise UsageError(f"coefficients must be a tensor of shape ({self.n},), got {got}")
+        if not bool(torch.isfinite(c).all()):
+            raise UsageError("coefficients must be finite")
+        return c.detach().to(self._device())
+
+    def _summed(
+        self, forms: Mapping[str, Form], c: Tensor, params: Params, *, wide: bool = False
+    ) -> Grads:
+        found = {}
+        for name in choose(params, self.names):
+            parameter = self._open().parameters.selected[name]
+            if name not in forms:
+                dtype = torch.promote_types(parameter.dtype, torch.float32)
+                found[name] = torch.zeros(
+                    parameter.shape,
+                    dtype=dtype if wide else parameter.dtype,
+                    device=parameter.device,
+                )
+                continue
+            value = forms[name].weighted_sum(c)
+            found[name] = value if wide else value.to(parameter.dtype)
+        return found
+
+    def _contained(self, forms: dict[str, Form], bad: Tensor) -> dict[str, Form]:
+        """Take non-finite samples out before any batched kernel sees them: 0 · NaN is NaN."""
+        if not bool(bad.any()):
+            return forms
+        if not self._warned:
+            self._warned = True
+            which = bad.nonzero().flatten().tolist()
+            warnings.warn(
+                f"samples {which[:8]} have non-finite gradients and contribute zero",
+                NonFiniteWarning,
+                stacklevel=3,
             )
-        self._check_versions()
-        return recorder
-
-    def _check_versions(self) -> None:
-        """Refuse to answer from parameters that have changed."""
-        for use in self._uses:
-            for operand in use.operands:
-                if operand.name is not None and version(operand.value) != operand.version:
-                    raise StaleError(
-                        f"the parameter {operand.name!r} was modified after it was recorded",
-                        fix="ask the tape before optimizer.step()",
-                    )
+        return {name: form.without(bad) for name, form in forms.items()}
 
 
-def _stacked(column: tuple[Tensor | None, ...]) -> Tensor | None:
-    rows = [g.to_dense() for g in column if g is not None]
-    return torch.stack(rows) if rows else None
+def _buffer(out: Grads, name: str, shape: tuple[int, ...], parameter: Tensor) -> Tensor:
+    buffer = out.get(name)
+    if buffer is None or buffer.shape != shape or buffer.dtype != parameter.dtype:
+        raise UsageError(
+            f"out[{name!r}] must be a tensor of shape {shape} and dtype {parameter.dtype}",
+            fix="pass the dictionary of an earlier tape.grads() with the same n",
+        )
+    return buffer
 
 
-def expect_losses(losses: Tensor, state: Any, n: int) -> tuple[bool, Any]:
-    """Refuse what is not a proven vector of losses or sum over samples; (is scalar, coupling)."""
-    if isinstance(state, Layout):
-        axes = state.axes
-        if losses.dim() and axes not in ((0,), ()):
-            raise MixedSamplesError(
-                f"the losses {tuple(losses.shape)} do not hold the samples on axis 0",
-                why=f"they are on axis {axes}",
-                fix="bring the samples to axis 0, or pass losses.sum()",
-            )
-        if losses.dim() == 0 and n != 1:
-            raise MixedSamplesError(
-                "the loss belongs to a single sample",
-                fix="pass one loss per sample",
-            )
-        ids = state.ids
-        if ids is not None and bool((ids < 0).any()):
-            raise MixedSamplesError("some losses belong to no sample", fix="drop them first")
-        return False, state.coupled
-    if isinstance(state, Additive):
-        if losses.numel() != 1:
-            raise MixedSamplesError(
-                f"each element of the losses {tuple(losses.shape)} is a sum over samples",
-                why="axis 0 does not hold the samples",
-                fix="pass one loss per sample",
-            )
-        return True, state.coupled
-    if isinstance(state, Mixed):
-        raise state.reason.error("samples meet before the loss", fix=_LOOP)
-    raise MixedSamplesError(
-        f"the losses {tuple(losses.shape)} hold no samples",
-        why="nothing the recorder followed leads from the samples to them",
-        fix="call the model inside the block; tape.mark(x) tensors it does not receive as input",
-    )
-
-
-_LOOP = 'record(..., unproven="loop") computes the gradient of each loss by its own backward pass'
-
-
-def missed(names: Sequence[str]) -> MissedUseError:
-    """A native gradient reached parameters."""
-    return MissedUseError(
-        "a parameter was used where the recorder could not see it: " + ", ".join(names[:4]),
-        why="autograd computed an ordinary gradient for it (a scripted module, a custom "
-        "autograd.Function, a graph built before the block)",
-        fix=_LOOP,
-    )
+def _written(
+    form: Form | None, shape: tuple[int, ...], parameter: Tensor, buffer: Tensor | None
+) -> Tensor:
+    if form is None:
+        if buffer is not None:
+            return buffer.zero_()
+        return torch.zeros(shape, dtype=parameter.dtype, device=parameter.device)
+    if buffer is not None:
+        return form.write(buffer)
+    rows = form.dense().to(parameter.dtype).contiguous()
+    return rows.clone() if form.owns(rows) else rows

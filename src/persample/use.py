@@ -19,15 +19,31 @@ if TYPE_CHECKING:
     from .tape import Tape
 
 
+@dataclass(frozen=True, slots=True)
+class View:
+    """Where a derived tensor's elements are in the (contiguous) parameter it is a view of."""
+
+    name: str
+    size: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+
+
 @dataclass(slots=True)
 class Operand:
-    """A parameter argument of a use: a parameter itself (``name``) or derived from parameters."""
+    """A parameter argument of a use: a parameter itself (``name``) or derived from parameters.
+
+    ``view`` is set if it is a strided view of one parameter, with the axes ``expanded`` (repeated
+    without memory) shrunk to one.
+    """
 
     position: int
     value: Tensor
     name: str | None
     edge: Any = None
     version: int = 0
+    view: View | None = None
+    expanded: tuple[int, ...] = ()
 
     @property
     def wanted(self) -> bool:
@@ -41,7 +57,6 @@ class Firing:
 
     saved: tuple[Tensor, ...]
     grads: tuple[Tensor | None, ...]
-    factor: float = 1.0
 
 
 @dataclass(slots=True)
@@ -63,13 +78,40 @@ class Use:
     results: list[int] = field(default_factory=list)
     out_layouts: list[Layout] = field(default_factory=list)
     out_shapes: list[torch.Size] = field(default_factory=list)
-    firings: list[Firing] = field(default_factory=list)
+    fired: int = 0
 
     def fire(self, saved: tuple[Tensor, ...], grads: tuple[Tensor | None, ...]) -> None:
         """Called by the tap in backward."""
         tape = self.tape()
         if tape is not None:
             tape.receive(self, saved, grads)
+
+    def arguments(self, firing: Firing) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The call's arguments: saved data, constants and the operands' values."""
+        leaves = list(self.leaves)
+        for position, tensor in zip(self.data, firing.saved, strict=True):
+            leaves[position] = tensor
+        for operand in self.operands:
+            leaves[operand.position] = operand.value
+        args, kwargs = tree_unflatten(leaves, self.spec)
+        return args, kwargs
+
+    def bind(self, firing: Firing, *names: str) -> list[Any]:
+        """The first arguments by position, or by name."""
+        args, kwargs = self.arguments(firing)
+        found = []
+        for k, name in enumerate(names):
+            value = args[k] if k < len(args) else None
+            if k >= len(args):
+                for alias in _ALIASES.get(name, (name,)):
+                    value = kwargs.get(alias, value)
+            found.append(value)
+        return found
+
+    def option(self, name: str, default: Any) -> Any:
+        """A keyword-only argument that is not a tensor."""
+        _, kwargs = tree_unflatten(list(self.leaves), self.spec)
+        return kwargs.get(name, default)
 
     def replay(self, saved: Sequence[Tensor], values: Sequence[Tensor]) -> list[Tensor]:
         """The operator's tapped results, computed again from given data and parameters."""
@@ -99,6 +141,15 @@ class Use:
                 stack.enter_context(torch.random.fork_rng(devices))
                 self.rng.restore()
             yield
+
+
+_ALIASES = {
+    "input": ("input", "self"),
+    "other": ("other", "mat2", "vec", "tensor2"),
+    "mat1": ("mat1", "batch1", "mat"),
+    "mat2": ("mat2", "batch2", "vec"),
+    "indices": ("indices", "input"),
+}
 
 
 def _tensors(value: Any, found: list[Tensor]) -> None:

@@ -2,17 +2,46 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
+from .form import Form, inner, real, wide
 
-class Dense:
+
+class Dense(Form):
     """gᵢ is row i of a tensor (n, *shape)."""
 
-    __slots__ = ("rows",)
+    __slots__ = ("values",)
 
-    def __init__(self, rows: Tensor) -> None:
-        self.rows = rows
+    def __init__(self, values: Tensor) -> None:
+        super().__init__(values.shape[0], values.shape[1:], values.dtype, values.device)
+        self.values = values
 
-    def dense(self) -> Tensor:
-        """(n, *shape)."""
-        return self.rows
+    def dense(self, first: int = 0, last: int | None = None) -> Tensor:
+        """A view of the rows."""
+        return self.values[first:last]
+
+    def owns(self, rows: Tensor) -> bool:
+        """Dense rows are handed out as they are."""
+        return rows.data_ptr() == self.values.data_ptr()
+
+    def nbytes(self) -> int:
+        """Bytes of the rows."""
+        return self.values.numel() * self.values.element_size()
+
+    def without(self, bad: Tensor) -> Dense:
+        """Zero rows for some samples."""
+        return Dense(self.values.masked_fill(bad.view(-1, *[1] * len(self.shape)), 0))
+
+    def sq_norms(self) -> Tensor:
+        """Σ over the row's elements."""
+        if self.values.dtype in (torch.float16, torch.bfloat16):
+            return super().sq_norms()
+        return inner(self.values, self.values).to(real(self.dtype))
+
+    def weighted_sum(self, c: Tensor) -> Tensor:
+        """One matrix-vector product."""
+        if self.values.dtype != wide(self.dtype):
+            return super().weighted_sum(c)
+        flat = self.values.reshape(self.n, self.size)
+        return torch.mv(flat.T, c.to(flat.dtype)).view(self.shape)

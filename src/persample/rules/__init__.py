@@ -1,5 +1,15 @@
 """Rules: how a use's per-sample gradients are represented. ``generic`` serves every operator."""
 
+from . import (  # noqa: F401  (importing a family fills the table)
+    arithmetic,
+    convolution,
+    embedding,
+    experts,
+    linear,
+    normalization,
+)
 from .generic import generic
+from .rows import Unsuited
+from .table import RULES, Forms, Rule
 
-__all__ = ["generic"]
+__all__ = ["RULES", "Forms", "Rule", "Unsuited", "generic"]

@@ -10,41 +10,89 @@ whatever the operator is. All samples at once where torch can batch the backward
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from ..errors import MissedUseError, describe
-from ..forms import Dense
+from ..forms import Replay, spans
 from ..layout import Layout, ids_of
 from ..use import Firing, Use
+from .table import Forms
 
-_CHUNK_BYTES = 64 << 20
 
-
-def generic(use: Use, firing: Firing, n: int) -> list[Dense | None]:
+def generic(use: Use, firing: Firing, n: int) -> Forms:
     """One form per parameter operand (None: the operator does not depend on it)."""
     values = [operand.value.detach().requires_grad_() for operand in use.operands]
     saved = [t.detach() for t in firing.saved]
-    with torch.enable_grad():
-        outs = use.replay(saved, values)
-    pairs = [
-        (out, grad, layout)
-        for out, grad, layout in zip(outs, firing.grads, use.out_layouts, strict=True)
-        if grad is not None and out.requires_grad
-    ]
-    if not pairs:
-        return [None] * len(values)
-    results = [out for out, _, _ in pairs]
-    grads = [(grad.detach().to(out.dtype), layout) for out, grad, layout in pairs]
-    for grad, layout in grads:
-        check_unowned(use, grad, layout)
-    if n == 0:
-        return [Dense(v.new_zeros((0, *v.shape))) for v in values]
-    rows = _batched(results, values, grads, n)
-    if rows is None:
-        rows = _one_by_one(results, values, grads, n)
-    return [None if r is None else Dense(r) for r in rows]
+    for grad, layout in zip(firing.grads, use.out_layouts, strict=True):
+        if grad is not None:
+            check_unowned(use, grad, layout)
+
+    def prepared() -> tuple[list[Tensor], list[tuple[Tensor, Layout]]]:
+        with torch.enable_grad():
+            outs = use.replay(saved, values)
+        pairs = [
+            (out, grad.detach().to(out.dtype), layout)
+            for out, grad, layout in zip(outs, firing.grads, use.out_layouts, strict=True)
+            if grad is not None and out.requires_grad
+        ]
+        return [out for out, _, _ in pairs], [(grad, layout) for _, grad, layout in pairs]
+
+    def rows(k: int) -> Callable[[int, int], Tensor]:
+        def compute(first: int, last: int) -> Tensor:
+            outs, grads = prepared()
+            found = _rows(outs, values[k], grads, n, first, last) if outs else None
+            shape = (last - first, *values[k].shape)
+            return values[k].detach().new_zeros(shape) if found is None else found
+
+        return compute
+
+    def sums(k: int) -> Callable[[Tensor], Tensor]:
+        def compute(c: Tensor) -> Tensor:
+            outs, grads = prepared()
+            seeds = [g * _coefficients(c, g, layout, n) for g, layout in grads]
+            found = None
+            if outs:
+                found = torch.autograd.grad(outs, values[k], seeds, allow_unused=True)[0]
+            return torch.zeros_like(values[k]) if found is None else found.to_dense()
+
+        return compute
+
+    held = sum(t.numel() * t.element_size() for t in [*saved, *firing.grads] if t is not None)
+    return [Replay(rows(k), sums(k), n, value, held) for k, value in enumerate(values)]
+
+
+def _coefficients(c: Tensor, grad: Tensor, layout: Layout, n: int) -> Tensor:
+    ids = ids_of(layout, grad.shape, n, grad.device)
+    return torch.where(ids >= 0, c.to(grad.dtype)[ids.clamp(min=0)], 0)
+
+
+def _rows(
+    outs: list[Tensor],
+    value: Tensor,
+    grads: list[tuple[Tensor, Layout]],
+    n: int,
+    first: int,
+    last: int,
+) -> Tensor | None:
+    """Gradients of samples first … last-1, batched where torch can."""
+    parts: list[Tensor | None] = []
+    size = sum(g.numel() * g.element_size() for g, _ in grads) + value.numel() * 8
+    for start, stop in spans(last - first, size):
+        seeds = _masked(grads, n, first + start, first + stop)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                found = torch.autograd.grad(
+                    outs, value, seeds, retain_graph=True, allow_unused=True, is_grads_batched=True
+                )[0]
+        except RuntimeError:
+            return _one_by_one(outs, value, grads, n, first, last)
+        parts.append(found)
+    kept = [p for p in parts if p is not None]
+    return torch.cat(kept) if len(kept) == len(parts) else None
 
 
 def check_unowned(use: Use, grad: Tensor, layout: Layout) -> None:
@@ -77,49 +125,19 @@ def _masked(grads: list[tuple[Tensor, Layout]], n: int, first: int, last: int) -
     ]
 
 
-def _batched(
-    outs: list[Tensor], values: list[Tensor], grads: list[tuple[Tensor, Layout]], n: int
-) -> list[Tensor | None] | None:
-    """All samples in a few batched backward passes; None where torch cannot batch."""
-    size = sum(g.numel() * g.element_size() for g, _ in grads) + sum(
-        v.numel() * v.element_size() for v in values
-    )
-    step = max(1, min(n, _CHUNK_BYTES // max(size, 1)))
-    parts: list[tuple[Tensor | None, ...]] = []
-    try:
-        for first in range(0, n, step):
-            seeds = _masked(grads, n, first, min(first + step, n))
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                parts.append(
-                    torch.autograd.grad(
-                        outs,
-                        values,
-                        seeds,
-                        retain_graph=True,
-                        allow_unused=True,
-                        is_grads_batched=True,
-                    )
-                )
-    except RuntimeError:
-        return None
-    return _join(parts)
-
-
-def _join(parts: list[tuple[Tensor | None, ...]]) -> list[Tensor | None]:
-    columns = zip(*parts, strict=True)
-    return [
-        None if any(p is None for p in column) else torch.cat([p for p in column if p is not None])
-        for column in columns
-    ]
-
-
 def _one_by_one(
-    outs: list[Tensor], values: list[Tensor], grads: list[tuple[Tensor, Layout]], n: int
-) -> list[Tensor | None]:
-    rows: list[tuple[Tensor | None, ...]] = []
-    for i in range(n):
+    outs: list[Tensor],
+    value: Tensor,
+    grads: list[tuple[Tensor, Layout]],
+    n: int,
+    first: int,
+    last: int,
+) -> Tensor | None:
+    rows = []
+    for i in range(first, last):
         seeds = [g[0] for g in _masked(grads, n, i, i + 1)]
-        found = torch.autograd.grad(outs, values, seeds, retain_graph=True, allow_unused=True)
-        rows.append(tuple(None if f is None else f.to_dense().unsqueeze(0) for f in found))
-    return _join(rows)
+        found = torch.autograd.grad(outs, value, seeds, retain_graph=True, allow_unused=True)[0]
+        if found is None:
+            return None
+        rows.append(found.to_dense())
+    return torch.stack(rows)

@@ -1,0 +1,148 @@
+"""What every form answers. Only ``dense`` is required; the rest has defaults derived from it.
+
+A form stands for n gradients g₀ … gₙ₋₁ of one tensor of shape ``shape``. Letters: n m samples,
+t s positions, a b axes of a matrix, k independent blocks, r rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from .sketch import Sketch
+
+BUDGET = 64 << 20  # bytes of scratch memory that a query may take beyond its result
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which sums are accumulated: float32 at least."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def real(dtype: torch.dtype) -> torch.dtype:
+    """The real dtype of squares and inner products."""
+    if dtype.is_complex:
+        return torch.float64 if dtype == torch.complex128 else torch.float32
+    return wide(dtype)
+
+
+def spans(count: int, item_bytes: int, budget: int = BUDGET) -> Iterator[tuple[int, int]]:
+    """Cut ``count`` items into runs that fit the budget."""
+    step = max(1, min(count, budget // max(item_bytes, 1)))
+    for first in range(0, count, step):
+        yield first, min(first + step, count)
+
+
+def inner(x: Tensor, y: Tensor) -> Tensor:
+    """Re⟨x, y⟩ over all axes but the first."""
+    if x.is_complex() or y.is_complex():
+        x, y = torch.view_as_real(x.resolve_conj()), torch.view_as_real(y.resolve_conj())
+    return (x * y).flatten(1).sum(1)
+
+
+class Form:
+    """n gradients of one tensor."""
+
+    __slots__ = ("device", "dtype", "n", "shape")
+
+    def __init__(self, n: int, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> None:
+        self.n, self.shape, self.dtype, self.device = n, shape, dtype, device
+
+    # ------------------------------------------------------------------ required
+
+    def dense(self, first: int = 0, last: int | None = None) -> Tensor:
+        """Rows first … last-1 written out: (last - first, *shape)."""
+        raise NotImplementedError
+
+    def nbytes(self) -> int:
+        """Bytes held by the representation."""
+        raise NotImplementedError
+
+    def without(self, bad: Tensor) -> Form:
+        """The same form with the gradients of some samples (a mask) replaced by zero."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------------ derived
+
+    def owns(self, rows: Tensor) -> bool:
+        """Whether dense rows are the form's own memory."""
+        return False
+
+    def write(self, out: Tensor) -> Tensor:
+        """Dense rows into a given buffer (n, *shape)."""
+        for first, last, rows in self.rows():
+            out[first:last] = rows
+        return out
+
+    @property
+    def size(self) -> int:
+        """Elements of one gradient."""
+        return self.shape.numel()
+
+    def rows(self, budget: int = BUDGET) -> Iterator[tuple[int, int, Tensor]]:
+        """Dense rows, a few samples at a time."""
+        width = self.size * max(wide(self.dtype).itemsize, 4)
+        for first, last in spans(self.n, width, budget):
+            yield first, last, self.dense(first, last).to(wide(self.dtype))
+
+    def sq_norms(self) -> Tensor:
+        """‖gᵢ‖² for every sample: (n,)."""
+        out = torch.zeros(self.n, dtype=real(self.dtype), device=self.device)
+        for first, last, rows in self.rows():
+            out[first:last] = inner(rows, rows)
+        return out
+
+    def sq_bounds(self) -> Tensor:
+        """Numbers that ‖gᵢ‖² certainly does not exceed, tight up to rounding."""
+        return self.sq_norms()
+
+    def weighted_sum(self, c: Tensor) -> Tensor:
+        """Σᵢ cᵢ gᵢ: (*shape)."""
+        total = torch.zeros(self.shape, dtype=wide(self.dtype), device=self.device)
+        for first, last, rows in self.rows():
+            total += torch.tensordot(c[first:last].to(rows.dtype), rows, 1)
+        return total
+
+    def dots(self, other: Form) -> Tensor:
+        """⟨gᵢ, hⱼ⟩ for every pair: (n, m)."""
+        out = torch.zeros(self.n, other.n, dtype=real(self.dtype), device=self.device)
+        for first, last, mine in self.rows():
+            flat = _flat(mine)
+            for start, stop, theirs in (
+                [(first, last, mine)]
+                if other is self and (last - first == self.n)
+                else other.rows()
+            ):
+                out[first:last, start:stop] = flat @ _flat(theirs).T
+        return out
+
+    def dot(self, direction: Tensor) -> Tensor:
+        """⟨gᵢ, V⟩ for every sample: (n,)."""
+        out = torch.zeros(self.n, dtype=real(self.dtype), device=self.device)
+        for first, last, rows in self.rows():
+            out[first:last] = inner(rows, direction.to(rows.dtype).unsqueeze(0))
+        return out
+
+    def project(self, sketch: Sketch) -> Tensor:
+        """The sketch of every gradient: (n, dim)."""
+        out = torch.zeros(self.n, sketch.dim, dtype=real(self.dtype), device=self.device)
+        for first, last, rows in self.rows():
+            out[first:last] = sketch.of_rows(rows)
+        return out
+
+    def sum_of_squares(self) -> Tensor:
+        """Σᵢ gᵢ², element by element: (*shape)."""
+        total = torch.zeros(self.shape, dtype=real(self.dtype), device=self.device)
+        for _, _, rows in self.rows():
+            total += (rows.abs() if rows.is_complex() else rows).square().sum(0)
+        return total
+
+
+def _flat(rows: Tensor) -> Tensor:
+    if rows.is_complex():
+        rows = torch.view_as_real(rows.resolve_conj())
+    return rows.flatten(1)

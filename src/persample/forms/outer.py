@@ -1,0 +1,219 @@
+"""Sums over positions of outer products: what matrix products leave behind."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from .form import BUDGET, Form, real, spans, wide
+from .sketch import Sketch
+
+
+class Outer(Form):
+    """gᵢ[k] = Σₜ left[i, k, t] ⊗ right[i, k, t], a matrix (a, b) for each of k blocks.
+
+    ``left`` is (n, k, t, a), ``right`` is (n, k, t, b); ``shape`` is the tensor's own shape, which
+    holds the k·a·b numbers in that order. Complex factors are multiplied as they are.
+    """
+
+    __slots__ = ("left", "right")
+
+    def __init__(self, left: Tensor, right: Tensor, shape: torch.Size) -> None:
+        super().__init__(left.shape[0], shape, right.dtype, right.device)
+        self.left, self.right = left.to(right.dtype), right
+
+    # ------------------------------------------------------------------ sizes and costs
+
+    @property
+    def t(self) -> int:
+        """Positions."""
+        return self.left.shape[2]
+
+    def gram_is_cheaper(self) -> bool:
+        """Position-by-position products, t²(a+b), against the matrix itself, t·a·b."""
+        a, b = self.left.shape[3], self.right.shape[3]
+        return self.t * (a + b) < a * b
+
+    def nbytes(self) -> int:
+        """Bytes of both factors."""
+        return sum(f.numel() * f.element_size() for f in (self.left, self.right))
+
+    def without(self, bad: Tensor) -> Outer:
+        """Zero factors for some samples."""
+        mask = bad.view(-1, 1, 1, 1)
+        return Outer(self.left.masked_fill(mask, 0), self.right.masked_fill(mask, 0), self.shape)
+
+    # ------------------------------------------------------------------ the algebra
+
+    def dense(self, first: int = 0, last: int | None = None) -> Tensor:
+        """One batched matrix product."""
+        left, right = self.left[first:last], self.right[first:last]
+        if self.t == 1:  # bandwidth bound: a broadcast product beats bmm
+            rows = left.transpose(2, 3) * right
+        else:
+            rows = torch.matmul(left.transpose(2, 3), right)
+        return rows.reshape(left.shape[0], *self.shape)
+
+    def write(self, out: Tensor) -> Tensor:
+        """Straight into the buffer."""
+        if out.dtype != self.dtype or not out.is_contiguous() or self.n == 0:
+            return super().write(out)
+        k, a, b = self.left.shape[1], self.left.shape[3], self.right.shape[3]
+        target = out.view(self.n, k, a, b)
+        if self.t == 1:
+            torch.mul(self.left.transpose(2, 3), self.right, out=target)
+        else:
+            torch.matmul(self.left.transpose(2, 3), self.right, out=target)
+        return out
+
+    def _wide(self, first: int, last: int) -> tuple[Tensor, Tensor]:
+        dtype = wide(self.dtype)
+        return self.left[first:last].to(dtype), self.right[first:last].to(dtype)
+
+    def sq_norms(self) -> Tensor:
+        """By whichever of the three ways is cheapest for these sizes."""
+        if self.dtype.is_complex:
+            return super().sq_norms()
+        if self.t == 1:
+            return self._sq_norms_single()
+        return self._sq_norms_gram() if self.gram_is_cheaper() else self._sq_norms_direct()
+
+    def _sq_norms_single(self) -> Tensor:
+        left, right = self._wide(0, self.n)
+        return (left.square().sum((2, 3)) * right.square().sum((2, 3))).sum(1)
+
+    def _sq_norms_gram(self) -> Tensor:
+        """Σₜₛ ⟨lₜ, lₛ⟩⟨rₜ, rₛ⟩."""
+        out = self.right.new_zeros(self.n, dtype=real(self.dtype))
+        item = 2 * self.left.shape[1] * self.t * self.t * wide(self.dtype).itemsize
+        for first, last in spans(self.n, item):
+            left, right = self._wide(first, last)
+            products = torch.matmul(left, left.mT)
+            products *= torch.matmul(right, right.mT)
+            out[first:last] = products.sum((1, 2, 3))
+        return out.clamp_(min=0)
+
+    def _sq_norms_direct(self) -> Tensor:
+        """One sample at a time, so that the matrix stays in cache."""
+        out = self.right.new_zeros(self.n, dtype=real(self.dtype))
+        k, a, b = self.left.shape[1], self.left.shape[3], self.right.shape[3]
+        for first, last in spans(self.n, k * a * b * wide(self.dtype).itemsize, 4 << 20):
+            left, right = self._wide(first, last)
+            out[first:last] = torch.matmul(left.transpose(2, 3), right).square_().sum((1, 2, 3))
+        return out
+
+    def sq_bounds(self) -> Tensor:
+        """The norms plus what rounding can have hidden; loose ones again in double precision."""
+        found = self.sq_norms()
+        if self.dtype.is_complex or self.dtype == torch.float64:
+            return found
+        left, right = self._wide(0, self.n)
+        a, b = left.shape[3], right.shape[3]
+        sizes = left.square().sum(3).mul_(right.square().sum(3)).sqrt_().sum((1, 2))
+        if self.t == 1:
+            return found * (1 + 1e-6)
+        unit = torch.finfo(wide(self.dtype)).eps
+        slack = unit * (8 + 2 * math.sqrt(a) + 2 * math.sqrt(b)) * sizes.square()
+        loose = slack > 1e-3 * found
+        bound = found + slack
+        if bool(loose.any()):
+            chosen = loose.nonzero().flatten()
+            exact = Outer(self.left[chosen].double(), self.right[chosen].double(), self.shape)
+            bound[chosen] = (exact._sq_norms_direct() * (1 + 1e-7)).to(bound.dtype) + (
+                1e-30 * sizes[chosen].square()
+            )
+        return bound
+
+    def weighted_sum(self, c: Tensor) -> Tensor:
+        """(c ∘ left)ᵀ right, one matrix product over all samples and positions."""
+        dtype = wide(self.dtype)
+        n, k, t, a = self.left.shape
+        b = self.right.shape[3]
+        scaled = c.to(dtype).view(n, 1, 1, 1)
+        if a <= b:
+            left, right = self.left.to(dtype) * scaled, self.right.to(dtype)
+        else:
+            left, right = self.left.to(dtype), self.right.to(dtype) * scaled
+        if k == 1:
+            total = torch.mm(left.reshape(n * t, a).T, right.reshape(n * t, b))
+        else:
+            left = left.transpose(0, 1).reshape(k, n * t, a)
+            right = right.transpose(0, 1).reshape(k, n * t, b)
+            total = torch.bmm(left.mT, right)
+        return total.view(self.shape)
+
+    def dot(self, direction: Tensor) -> Tensor:
+        """Σₜ ⟨lₜ V, rₜ⟩."""
+        if self.dtype.is_complex:
+            return super().dot(direction)
+        n, k, t, a = self.left.shape
+        b = self.right.shape[3]
+        matrix = direction.reshape(k, a, b).to(wide(self.dtype))
+        out = self.right.new_zeros(n, dtype=real(self.dtype))
+        for first, last in spans(n, k * t * b * wide(self.dtype).itemsize):
+            left, right = self._wide(first, last)
+            out[first:last] = (torch.matmul(left, matrix) * right).sum((1, 2, 3))
+        return out
+
+    def dots(self, other: Form) -> Tensor:
+        """By position products where cheaper than writing the matrices out."""
+        if not self._pairs_by_position(other):
+            return super().dots(other)
+        assert isinstance(other, Outer)
+        out = self.right.new_zeros(self.n, other.n, dtype=real(self.dtype))
+        t, s, k = self.t, other.t, self.left.shape[1]
+        item = 2 * k * t * s * wide(self.dtype).itemsize * other.n
+        for first, last in spans(self.n, item):
+            left, right = self._wide(first, last)
+            for start, stop in spans(other.n, 2 * k * t * s * 4 * (last - first)):
+                left2, right2 = other._wide(start, stop)
+                products = torch.einsum("nkta,mksa->nmkts", left, left2)
+                products *= torch.einsum("nktb,mksb->nmkts", right, right2)
+                out[first:last, start:stop] = products.sum((2, 3, 4))
+        return out
+
+    def _pairs_by_position(self, other: Form) -> bool:
+        if not isinstance(other, Outer) or self.dtype.is_complex:
+            return False
+        if (
+            other.left.shape[1::2] != self.left.shape[1::2]
+            or other.right.shape[3] != self.right.shape[3]
+        ):
+            return False
+        n, _, t, a = self.left.shape
+        m, s, b = other.n, other.t, self.right.shape[3]
+        by_position = n * m * t * s * (a + b)
+        written = (n * t + m * s) * a * b + n * m * a * b
+        return by_position < written or self.size * (n + m) * 4 > BUDGET * 4
+
+    def project(self, sketch: Sketch) -> Tensor:
+        """(left Sₐᵀ)ᵀ (right S_bᵀ): the matrix itself is never formed."""
+        n, k, t, a = self.left.shape
+        if k != 1 or self.dtype.is_complex or not sketch.fits(a, self.right.shape[3]):
+            return super().project(sketch)
+        out = self.right.new_zeros(n, sketch.dim, dtype=wide(self.dtype))
+        item = t * (sketch.rows.shape[0] + sketch.columns.shape[0]) * 4
+        for first, last in spans(n, item):
+            left, right = self._wide(first, last)
+            small = torch.matmul(left[:, 0], sketch.rows.to(left.dtype).T)
+            other = torch.matmul(right[:, 0], sketch.columns.to(left.dtype).T)
+            out[first:last] = torch.matmul(small.mT, other).flatten(1)
+        return out
+
+    def sum_of_squares(self) -> Tensor:
+        """(left²)ᵀ right² where there is one position, else written out a few rows at a time."""
+        if self.t != 1 or self.left.shape[1] != 1 or self.dtype.is_complex:
+            return super().sum_of_squares()
+        left, right = self._wide(0, self.n)
+        return torch.mm(left[:, 0, 0].square().T, right[:, 0, 0].square()).view(self.shape)
+
+
+def concatenated(forms: list[Outer]) -> Outer:
+    """Several uses of one tensor are more positions of one form."""
+    return Outer(
+        torch.cat([f.left for f in forms], 2),
+        torch.cat([f.right for f in forms], 2),
+        forms[0].shape,
+    )

@@ -1,0 +1,92 @@
+"""A form of a piece, or of a rearrangement, of a parameter: slices, transposes, views."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .form import Form, wide
+
+
+class Part(Form):
+    """gᵢ is zero but for the elements that a strided view of the parameter names.
+
+    ``form`` is the form of the view; ``size``, ``stride`` and ``offset`` say where the view's
+    elements are in the contiguous parameter. The view must not name an element twice.
+    """
+
+    __slots__ = ("form", "offset", "strides", "view")
+
+    def __init__(
+        self, form: Form, shape: torch.Size, strides: tuple[int, ...], offset: int
+    ) -> None:
+        super().__init__(form.n, shape, form.dtype, form.device)
+        self.form, self.view, self.strides, self.offset = form, form.shape, strides, offset
+
+    def span(self) -> tuple[int, int]:
+        """First element named, and one past the last."""
+        last = self.offset + sum(
+            (s - 1) * d for s, d in zip(self.view, self.strides, strict=True) if s
+        )
+        return self.offset, last + 1
+
+    def _into(self, tensor: Tensor, value: Tensor, lead: int) -> None:
+        """Write a value of the view's shape to its places in (n?, size) zeros."""
+        strides = (self.size, *self.strides) if lead else self.strides
+        tensor.as_strided(value.shape, strides, self.offset).copy_(value)
+
+    def nbytes(self) -> int:
+        """Bytes of the view's form."""
+        return self.form.nbytes()
+
+    def without(self, bad: Tensor) -> Part:
+        """Zero gradients for some samples."""
+        return Part(self.form.without(bad), self.shape, self.strides, self.offset)
+
+    def dense(self, first: int = 0, last: int | None = None) -> Tensor:
+        """Zeros with the view's rows in their places."""
+        rows = self.form.dense(first, last)
+        out = rows.new_zeros(rows.shape[0], *self.shape)
+        self._into(out, rows, lead=1)
+        return out
+
+    def sq_norms(self) -> Tensor:
+        """Those of the view: no element is named twice."""
+        return self.form.sq_norms()
+
+    def sq_bounds(self) -> Tensor:
+        """Those of the view."""
+        return self.form.sq_bounds()
+
+    def weighted_sum(self, c: Tensor) -> Tensor:
+        """The view's sum in its place."""
+        value = self.form.weighted_sum(c)
+        out = torch.zeros(self.shape, dtype=wide(self.dtype), device=self.device)
+        self._into(out, value, lead=0)
+        return out
+
+    def dot(self, direction: Tensor) -> Tensor:
+        """With the direction's own view."""
+        seen = direction.contiguous().as_strided(self.view, self.strides, self.offset)
+        return self.form.dot(seen)
+
+    def dots(self, other: Form) -> Tensor:
+        """Two views of the same elements meet as the forms of the views do."""
+        if isinstance(other, Part) and (other.view, other.strides, other.offset) == (
+            self.view,
+            self.strides,
+            self.offset,
+        ):
+            return self.form.dots(other.form)
+        if isinstance(other, Part) and (
+            self.span()[1] <= other.span()[0] or other.span()[1] <= self.span()[0]
+        ):
+            return torch.zeros(self.n, other.n, dtype=wide(self.dtype), device=self.device)
+        return super().dots(other)
+
+    def sum_of_squares(self) -> Tensor:
+        """The view's in its place."""
+        value = self.form.sum_of_squares()
+        out = torch.zeros(self.shape, dtype=value.dtype, device=self.device)
+        self._into(out, value, lead=0)
+        return out

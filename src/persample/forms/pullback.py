@@ -1,0 +1,66 @@
+"""A linear map of another form: from a derived tensor back to a parameter it was computed from."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .form import Form, wide
+
+
+class Pullback(Form):
+    """gᵢ = Jᵀ hᵢ, where h is a form of the derived tensor and J its derivative by the parameter.
+
+    The derived tensor's own graph, recorded by autograd, does the work.
+    """
+
+    __slots__ = ("edge", "form", "parameter")
+
+    def __init__(self, form: Form, edge: Any, parameter: Tensor) -> None:
+        super().__init__(form.n, parameter.shape, parameter.dtype, parameter.device)
+        self.form, self.edge, self.parameter = form, edge, parameter
+
+    def nbytes(self) -> int:
+        """Bytes of the derived tensor's form."""
+        return self.form.nbytes()
+
+    def without(self, bad: Tensor) -> Pullback:
+        """Zero gradients for some samples."""
+        return Pullback(self.form.without(bad), self.edge, self.parameter)
+
+    def _grad(self, seed: Tensor, batched: bool) -> Tensor | None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = torch.autograd.grad(
+                self.edge,
+                [self.parameter],
+                seed.to(self.dtype),
+                retain_graph=True,
+                allow_unused=True,
+                is_grads_batched=batched,
+            )[0]
+        return None if found is None else found.to_dense()
+
+    def dense(self, first: int = 0, last: int | None = None) -> Tensor:
+        """All rows in one batched backward pass where torch can, else row by row."""
+        rows = self.form.dense(first, last)
+        zeros = torch.zeros((rows.shape[0], *self.shape), dtype=self.dtype, device=self.device)
+        if rows.shape[0] == 0:
+            return zeros
+        try:
+            found = self._grad(rows, batched=True)
+        except RuntimeError:
+            each = [self._grad(row, batched=False) for row in rows]
+            found = torch.stack([e for e in each if e is not None]) if each[0] is not None else None
+        return zeros if found is None else found
+
+    def weighted_sum(self, c: Tensor) -> Tensor:
+        """Linear: one backward pass of the form's own sum."""
+        total = self.form.weighted_sum(c)
+        found = self._grad(total, batched=False)
+        if found is None:
+            return torch.zeros(self.shape, dtype=wide(self.dtype), device=self.device)
+        return found.to(wide(self.dtype))

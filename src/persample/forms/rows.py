@@ -1,0 +1,127 @@
+"""Sums of single rows: what looking up a table leaves behind."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .form import Form, real, wide
+from .outer import Outer
+from .sketch import Sketch
+
+
+class Rows(Form):
+    """gᵢ = Σ over r with sample[r] = i of e(index[r]) ⊗ values[r], a matrix (v, d).
+
+    ``sample`` and ``index`` are (r,), ``values`` is (r, d).
+    """
+
+    __slots__ = ("index", "sample", "values")
+
+    def __init__(self, sample: Tensor, index: Tensor, values: Tensor, n: int, shape: torch.Size):
+        super().__init__(n, shape, values.dtype, values.device)
+        self.sample, self.index, self.values = sample, index, values
+
+    def nbytes(self) -> int:
+        """Bytes of values and both index vectors."""
+        return self.values.numel() * self.values.element_size() + 16 * self.index.numel()
+
+    def without(self, bad: Tensor) -> Rows:
+        """Zero rows for some samples."""
+        mask = bad[self.sample].unsqueeze(1)
+        values = self.values.masked_fill(mask, 0)
+        return Rows(self.sample, self.index, values, self.n, self.shape)
+
+    def dense(self, first: int = 0, last: int | None = None) -> Tensor:
+        """Rows added into zeros."""
+        last = self.n if last is None else last
+        sample, index, values = self.sample, self.index, self.values
+        if (first, last) != (0, self.n):
+            keep = (sample >= first) & (sample < last)
+            sample, index, values = sample[keep] - first, index[keep], values[keep]
+        v, d = self.shape
+        out = values.new_zeros((last - first) * v, d)
+        return out.index_add_(0, sample * v + index, values).view(last - first, v, d)
+
+    def write(self, out: Tensor) -> Tensor:
+        """Cleared, then added into."""
+        if out.dtype != self.dtype or not out.is_contiguous():
+            return super().write(out)
+        v, d = self.shape
+        out.zero_().view(self.n * v, d).index_add_(0, self.sample * v + self.index, self.values)
+        return out
+
+    def segments(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Values summed over equal (sample, index): sample, index and sum of each segment."""
+        v = self.shape[0]
+        keys, where = torch.unique(self.sample * v + self.index, return_inverse=True)
+        total = self.values.new_zeros(keys.numel(), self.values.shape[1], dtype=wide(self.dtype))
+        total.index_add_(0, where, self.values.to(wide(self.dtype)))
+        return keys // v, keys % v, total
+
+    def sq_norms(self) -> Tensor:
+        """Segment sums: linear in the number of rows."""
+        if self.dtype.is_complex:
+            return super().sq_norms()
+        sample, _, total = self.segments()
+        out = total.new_zeros(self.n, dtype=real(self.dtype))
+        return out.index_add_(0, sample, total.square().sum(1))
+
+    def weighted_sum(self, c: Tensor) -> Tensor:
+        """One index_add."""
+        dtype = wide(self.dtype)
+        scaled = self.values.to(dtype) * c.to(dtype)[self.sample].unsqueeze(1)
+        out = torch.zeros(self.shape, dtype=dtype, device=self.device)
+        return out.index_add_(0, self.index, scaled)
+
+    def dot(self, direction: Tensor) -> Tensor:
+        """Σ ⟨V[index], value⟩."""
+        if self.dtype.is_complex:
+            return super().dot(direction)
+        dtype = wide(self.dtype)
+        each = (direction.to(dtype)[self.index] * self.values.to(dtype)).sum(1)
+        return each.new_zeros(self.n).index_add_(0, self.sample, each)
+
+    def project(self, sketch: Sketch) -> Tensor:
+        """Columns of the row sketch are picked by index."""
+        if self.dtype.is_complex:
+            return super().project(sketch)
+        dtype = wide(self.dtype)
+        few = sketch.rows.to(dtype)[:, self.index].T
+        small = self.values.to(dtype) @ sketch.columns.to(dtype).T
+        out = small.new_zeros(self.n, sketch.dim)
+        for first in range(0, small.shape[0], 65536):
+            part = slice(first, first + 65536)
+            each = (few[part].unsqueeze(2) * small[part].unsqueeze(1)).flatten(1)
+            out.index_add_(0, self.sample[part], each)
+        return out
+
+    def cross(self, outer: Outer) -> Tensor:
+        """⟨gᵢ, hᵢ⟩ with an Outer form of the same table (embedding and tied output head).
+
+        Σ over rows of sample i and positions t of left[i, t, index] ⟨right[i, t], value⟩.
+        """
+        dtype = wide(self.dtype)
+        out = self.values.new_zeros(self.n, dtype=real(self.dtype))
+        order = torch.argsort(self.sample, stable=True)
+        counts = torch.bincount(self.sample, minlength=self.n).tolist()
+        at = 0
+        for i, count in enumerate(counts):
+            part = order[at : at + count]
+            at += count
+            if count:
+                picked = outer.left[i, 0].to(dtype)[:, self.index[part]]
+                products = outer.right[i, 0].to(dtype) @ self.values[part].to(dtype).T
+                out[i] = (picked * products).sum()
+        return out
+
+
+def concatenated_rows(forms: list[Rows]) -> Rows:
+    """Several look-ups in one table are more rows of one form."""
+    return Rows(
+        torch.cat([f.sample for f in forms]),
+        torch.cat([f.index for f in forms]),
+        torch.cat([f.values for f in forms]),
+        forms[0].n,
+        forms[0].shape,
+    )

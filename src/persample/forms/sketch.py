@@ -1,0 +1,57 @@
+"""Random projections that depend on seed, name, shape and dim alone."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import torch
+from torch import Tensor
+
+
+class Sketch:
+    """A two-sided map of a tensor seen as a matrix (first axis, rest): Sₐ G S_bᵀ, flattened.
+
+    Entries of both factors are ±1/√k, so E⟨S g, S h⟩ = ⟨g, h⟩. Nothing of size parameters × dim is
+    ever made.
+    """
+
+    __slots__ = ("columns", "dim", "rows", "shape")
+
+    def __init__(
+        self, name: str, shape: torch.Size, dim: int, seed: int, device: torch.device
+    ) -> None:
+        self.shape, self.dim = shape, dim
+        a = shape[0] if len(shape) > 1 else 1
+        b = shape.numel() // a if a else 0
+        few, many = _split(dim, a, b)
+        key = f"{seed}|{name}|{tuple(shape)}|{dim}".encode()
+        number = int.from_bytes(hashlib.sha256(key).digest()[:8], "little") >> 1
+        generator = torch.Generator().manual_seed(number)
+        self.rows = _signs(few, a, generator, device)
+        self.columns = _signs(many, b, generator, device)
+
+    def fits(self, a: int, b: int) -> bool:
+        """Whether a factorisation (a, b) is the matrix this sketch is for."""
+        return self.rows.shape[1] == a and self.columns.shape[1] == b
+
+    def of_rows(self, rows: Tensor) -> Tensor:
+        """The sketch of dense gradients: (n, dim)."""
+        if rows.is_complex():
+            rows = torch.view_as_real(rows.resolve_conj())
+        matrix = rows.reshape(rows.shape[0], self.rows.shape[1], self.columns.shape[1])
+        left, right = self.rows.to(rows.dtype), self.columns.to(rows.dtype)
+        return torch.matmul(torch.matmul(left, matrix), right.T).flatten(1)
+
+
+def _split(dim: int, a: int, b: int) -> tuple[int, int]:
+    """Dim = few · many with few close to the square root, and 1 for a vector."""
+    if a == 1:
+        return 1, dim
+    few = next(d for d in range(math.isqrt(dim), 0, -1) if dim % d == 0)
+    return few, dim // few
+
+
+def _signs(k: int, size: int, generator: torch.Generator, device: torch.device) -> Tensor:
+    bits = torch.randint(0, 2, (k, size), generator=generator, dtype=torch.int8)
+    return (bits.to(device).to(torch.float32) * 2 - 1) / math.sqrt(k)

@@ -1,0 +1,142 @@
+"""The sum of several forms of one parameter, cross terms included."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch import Tensor
+
+from .dense import Dense
+from .form import Form, wide
+from .outer import Outer, concatenated
+from .part import Part
+from .rows import Rows, concatenated_rows
+from .sketch import Sketch
+
+
+class Total(Form):
+    """gᵢ = Σᵤ gᵢ⁽ᵘ⁾ over the uses u of a parameter.
+
+    ‖Σᵤ gᵤ‖² has cross terms: norms of uses are never added as they are, except where uses touch
+    disjoint pieces of the parameter.
+    """
+
+    __slots__ = ("forms",)
+
+    def __init__(self, forms: list[Form]) -> None:
+        first = forms[0]
+        dtype = max((f.dtype for f in forms), key=lambda d: d.itemsize)
+        super().__init__(first.n, first.shape, dtype, first.device)
+        self.forms = forms
+
+    def nbytes(self) -> int:
+        """Bytes of all parts."""
+        return sum(f.nbytes() for f in self.forms)
+
+    def without(self, bad: Tensor) -> Total:
+        """Zero gradients for some samples."""
+        return Total([f.without(bad) for f in self.forms])
+
+    def dense(self, first: int = 0, last: int | None = None) -> Tensor:
+        """The parts' rows, added."""
+        total = self.forms[0].dense(first, last).to(wide(self.dtype))
+        for form in self.forms[1:]:
+            total = total + form.dense(first, last)
+        return total.to(self.dtype)
+
+    def weighted_sum(self, c: Tensor) -> Tensor:
+        """Linear: the parts' sums, added."""
+        return _added([f.weighted_sum(c) for f in self.forms])
+
+    def dot(self, direction: Tensor) -> Tensor:
+        """Linear."""
+        return _added([f.dot(direction) for f in self.forms])
+
+    def project(self, sketch: Sketch) -> Tensor:
+        """Linear."""
+        return _added([f.project(sketch) for f in self.forms])
+
+    def dots(self, other: Form) -> Tensor:
+        """Bilinear: every pair of parts."""
+        others = other.forms if isinstance(other, Total) else [other]
+        return _added([f.dots(g) for f in self.forms for g in others])
+
+    def sq_norms(self) -> Tensor:
+        """An embedding tied to an output head has a cheap cross term; others are written out."""
+        pair = self._tied()
+        if pair is not None:
+            rows, outer = pair
+            return (rows.sq_norms() + outer.sq_norms() + 2 * rows.cross(outer)).clamp_(min=0)
+        if self._disjoint():
+            return _added([f.sq_norms() for f in self.forms])
+        return super().sq_norms()
+
+    def sq_bounds(self) -> Tensor:
+        """Disjoint parts have bounds of their own; else the triangle inequality guards rounding."""
+        if self._disjoint():
+            return _added([f.sq_bounds() for f in self.forms])
+        found = self.sq_norms()
+        sizes = _added([f.sq_bounds().sqrt() for f in self.forms])
+        unit = torch.finfo(found.dtype).eps
+        bound = found + 64 * unit * sizes.square()
+        loose = bound > found * (1 + 1e-3)
+        return torch.where(loose & (self._tied() is not None), self._written(loose, bound), bound)
+
+    def _written(self, loose: Tensor, bound: Tensor) -> Tensor:
+        """Where cancellation between parts left little, take the dense rows."""
+        out = bound.clone()
+        for i in loose.nonzero().flatten().tolist():
+            rows = self.dense(i, i + 1).double()
+            out[i] = (rows.square().sum() * (1 + 1e-6)).to(out.dtype)
+        return out
+
+    def _tied(self) -> tuple[Rows, Outer] | None:
+        if len(self.forms) != 2 or self.dtype.is_complex:
+            return None
+        rows = [f for f in self.forms if isinstance(f, Rows)]
+        outer = [f for f in self.forms if isinstance(f, Outer) and f.left.shape[1] == 1]
+        if len(rows) == 1 and len(outer) == 1 and outer[0].left.shape[3] == self.shape[0]:
+            return rows[0], outer[0]
+        return None
+
+    def _disjoint(self) -> bool:
+        """Whether the parts are pieces of the parameter that do not overlap."""
+        if not all(isinstance(f, Part) for f in self.forms):
+            return False
+        ranges = sorted(f.span() for f in self.forms if isinstance(f, Part))
+        return all(a[1] <= b[0] for a, b in itertools.pairwise(ranges))
+
+
+def total(forms: list[Form]) -> Form:
+    """One form for one parameter: equal kinds are merged first."""
+    if len(forms) == 1:
+        return forms[0]
+    merged: list[Form] = []
+    outers: dict[tuple[int, ...], list[Outer]] = {}
+    tables: list[Rows] = []
+    dense: list[Dense] = []
+    for form in forms:
+        if isinstance(form, Outer):
+            key = (form.left.shape[1], form.left.shape[3], form.right.shape[3])
+            outers.setdefault(key, []).append(form)
+        elif isinstance(form, Rows):
+            tables.append(form)
+        elif isinstance(form, Dense):
+            dense.append(form)
+        else:
+            merged.append(form)
+    for group in outers.values():
+        merged.append(group[0] if len(group) == 1 else concatenated(group))
+    if tables:
+        merged.append(tables[0] if len(tables) == 1 else concatenated_rows(tables))
+    if dense:
+        merged.append(dense[0] if len(dense) == 1 else Dense(_added([d.values for d in dense])))
+    return merged[0] if len(merged) == 1 else Total(merged)
+
+
+def _added(tensors: list[Tensor]) -> Tensor:
+    out = tensors[0]
+    for tensor in tensors[1:]:
+        out = out + tensor
+    return out

@@ -1,0 +1,205 @@
+"""What backward brought: the forms of every use, grouped by parameter when asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from .errors import MixedSamplesError, PersampleError, Reason, StaleError, UsageError
+from .forms import Dense, Form, Part, Replay, total
+from .forms.pullback import Pullback
+from .marks import version
+from .rules import RULES, Unsuited, generic
+from .use import Firing, Operand, Use
+
+if TYPE_CHECKING:
+    from .recorder import Recorder
+
+
+@dataclass(slots=True)
+class Entry:
+    """One use's contribution to one operand in one backward."""
+
+    use: Use
+    operand: Operand
+    form: Form
+    rule: str
+
+
+class Ledger:
+    """All entries of a tape, and whether they may be trusted."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.entries: list[Entry] = []
+        self.receiving = self.muted = False
+        self.factor = 1.0
+        self.trouble: PersampleError | None = None
+        self.backwards = 0
+        self.scalar = False
+        self.coupled: Reason | None = None
+        self.looped: dict[str, Tensor] | None = None
+        self._sources: dict[int, list[str]] = {}
+        self._cache: dict[str, Form] = {}
+
+    def clear(self) -> None:
+        """Let go of all factors."""
+        self.entries.clear()
+        self._cache.clear()
+        self.looped = None
+
+    # ------------------------------------------------------------------ backward
+
+    @property
+    def busy(self) -> bool:
+        """Whether a backward pass of the recorder's own is under way."""
+        return self.receiving or self.muted
+
+    def rollback(self, mark: int) -> None:
+        """Forget entries of an interrupted backward."""
+        del self.entries[mark:]
+        self._cache.clear()
+
+    def receive(
+        self, use: Use, saved: tuple[Tensor, ...], grads: tuple[Tensor | None, ...]
+    ) -> None:
+        """A tap fired: turn saved data and output gradients into forms."""
+        if not self.receiving:
+            if self.trouble is None and not self.muted:
+                self.trouble = UsageError(
+                    "a backward pass that persample did not start reached the recorded model",
+                    why="its root is unknown, so nothing proves whose loss was back-propagated",
+                    fix="call tape.backward(losses)",
+                )
+            return
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            scaled = tuple(None if g is None else self._unscaled(g.detach()) for g in grads)
+            firing = Firing(tuple(t.detach() for t in saved), scaled)
+            use.fired += 1
+            forms, name = self._forms_of(use, firing)
+            for operand, form in zip(use.operands, forms, strict=True):
+                if form is not None and operand.wanted:
+                    self.entries.append(Entry(use, operand, _small(form), name))
+        self._cache.clear()
+
+    def _unscaled(self, grad: Tensor) -> Tensor:
+        if self.factor == 1.0:
+            return grad
+        return grad.to(torch.promote_types(grad.dtype, torch.float32)) * self.factor
+
+    def _forms_of(self, use: Use, firing: Firing) -> tuple[list[Form | None], str]:
+        n = self.recorder.n or 0
+        rule = self.recorder.rules.get(use.operator) or RULES.get(use.operator)
+        if rule is not None and not use.inplace and n:
+            try:
+                return rule(use, firing, n), rule.__name__
+            except Unsuited:
+                pass
+        return generic(use, firing, n), "generic"
+
+    # ------------------------------------------------------------------ questions
+
+    def expect_losses(self, question: str) -> None:
+        """Refuse questions that need one loss per sample."""
+        self._ready()
+        if self.scalar:
+            raise UsageError(
+                f"{question} needs one loss per sample",
+                why="a mean, a sum or weighted losses were back-propagated: rows are not gᵢ",
+                fix="tape.backward(losses) with a vector of losses",
+            )
+        if self.coupled is not None:
+            raise MixedSamplesError(
+                f"{question}: the losses are scaled by a number taken from the whole batch",
+                where=self.coupled.where(),
+                why="one sample changes the scale of all others, so no bound holds",
+                fix="divide by a constant, or by something of each sample's own",
+            )
+        if self.looped is not None:
+            raise MixedSamplesError(
+                f"{question}: this tape was computed one loss at a time, unproven",
+                why="samples may influence each other's losses, so a bound would mean nothing",
+                fix="use a model that persample can prove",
+            )
+
+    def forms(self, names: Iterable[str]) -> dict[str, Form]:
+        """One form per parameter that received a gradient."""
+        self._ready()
+        wanted = list(names)
+        if self.looped is not None:
+            return {name: Dense(self.looped[name]) for name in wanted}
+        missing = {name for name in wanted if name not in self._cache}
+        if missing:
+            parts: dict[str, list[Form]] = {name: [] for name in missing}
+            for entry in self.entries:
+                for name, form in self._attached(entry, missing):
+                    parts[name].append(form)
+            for name, found in parts.items():
+                if found:
+                    self._cache[name] = total(found)
+        return {name: self._cache[name] for name in wanted if name in self._cache}
+
+    def _attached(self, entry: Entry, names: set[str]) -> list[tuple[str, Form]]:
+        """The entry's form as a form of the parameters behind its operand."""
+        operand, form = entry.operand, entry.form
+        if operand.name is not None:
+            return [(operand.name, form)] if operand.name in names else []
+        view = operand.view
+        if view is not None and tuple(form.shape) == view.size:
+            if view.name not in names:
+                return []
+            shape = self.recorder.parameters.selected[view.name].shape
+            return [(view.name, Part(form, shape, view.strides, view.offset))]
+        selected = self.recorder.parameters.selected
+        return [
+            (name, Pullback(form, operand.edge, selected[name]))
+            for name in self.sources(operand)
+            if name in names
+        ]
+
+    def sources(self, operand: Operand) -> list[str]:
+        """The parameters that a derived tensor was computed from."""
+        if operand.name is not None:
+            return [operand.name]
+        if operand.edge is None:
+            return []
+        known = self._sources.get(id(operand))
+        if known is None:
+            selected = self.recorder.parameters.selected
+            with torch._C.DisableTorchFunction():
+                found = torch.autograd.grad(
+                    operand.edge, list(selected.values()), torch.zeros_like(operand.value),
+                    retain_graph=True, allow_unused=True,
+                )  # fmt: skip
+            known = [n for n, f in zip(selected, found, strict=True) if f is not None]
+            self._sources[id(operand)] = known
+        return known
+
+    def _ready(self) -> None:
+        if self.trouble is not None:
+            raise self.trouble
+        if not self.backwards:
+            raise UsageError(
+                "no backward pass was recorded",
+                fix="call tape.backward(losses) with one loss per sample",
+            )
+        for entry in self.entries:
+            operand = entry.operand
+            if operand.name is not None and version(operand.value) != operand.version:
+                raise StaleError(
+                    f"the parameter {operand.name!r} was modified after it was recorded",
+                    fix="ask the tape before optimizer.step()",
+                )
+
+
+def _small(form: Form) -> Form:
+    """Keep rows instead of factors where they are smaller."""
+    if isinstance(form, (Dense, Replay)):
+        return form
+    if form.n * form.size * form.dtype.itemsize <= form.nbytes():
+        return Dense(form.dense())
+    return form

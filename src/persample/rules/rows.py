@@ -1,0 +1,57 @@
+"""Bring tensors with a layout into (n, t, …): one sample's rows together, in order."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..layout import Layout, ids_of
+
+
+class Unsuited(Exception):
+    """A rule does not apply to this call; the generic rule does."""
+
+
+def by_sample(x: Tensor, layout: Layout, n: int, keep: int) -> Tensor:
+    """(n, t, *last ``keep`` axes); rows of no sample must be zero and are dropped."""
+    lead = x.dim() - keep
+    if any(d >= lead for d in layout.axes) or lead <= 0:
+        raise Unsuited
+    if layout.ids is not None:
+        return _ragged(x, layout, n, lead)
+    axis, inner = layout.axis, layout.inner
+    size = x.shape[axis]
+    if n == 0 or (x.numel() == 0 and size == 0):
+        return x.new_zeros((n, 0, *x.shape[lead:]))
+    outer = size // (n * inner)
+    split = x.reshape(*x.shape[:axis], outer, n, inner, *x.shape[axis + 1 :])
+    return split.movedim(axis + 1, 0).reshape(n, -1, *x.shape[lead:])
+
+
+def _ragged(x: Tensor, layout: Layout, n: int, lead: int) -> Tensor:
+    ids = row_ids(x, layout, n, lead)
+    return padded(x.reshape(-1, *x.shape[lead:]), ids, n)
+
+
+def row_ids(x: Tensor, layout: Layout, n: int, lead: int) -> Tensor:
+    """The sample of every row when the first ``lead`` axes are flattened: (r,)."""
+    ids = ids_of(layout, x.shape, n, x.device)
+    if any(s != 1 for s in ids.shape[lead:]):
+        raise Unsuited
+    flat = ids.reshape(ids.shape[:lead])
+    return flat.expand(x.shape[:lead]).reshape(-1)
+
+
+def padded(rows: Tensor, ids: Tensor, n: int) -> Tensor:
+    """Rows sorted by sample and filled up with zeros: (n, longest, …)."""
+    order = torch.argsort(ids, stable=True)
+    sample = ids[order]
+    owned = int((sample < 0).sum())
+    order, sample = order[owned:], sample[owned:]
+    counts = torch.bincount(sample, minlength=n)
+    longest = int(counts.max()) if n else 0
+    starts = counts.cumsum(0) - counts
+    place = torch.arange(sample.numel(), device=ids.device) - starts[sample]
+    out = rows.new_zeros((n, max(longest, 1), *rows.shape[1:]))
+    out[sample, place] = rows[order]
+    return out

@@ -1,0 +1,25 @@
+"""The table of rules: operator name -> how the gradients of its uses are represented."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..forms import Form
+from ..use import Firing, Use
+
+Forms = list[Form | None]
+Rule = Callable[[Use, Firing, int], Forms]
+RULES: dict[str, Rule] = {}
+
+
+def rule(names: str) -> Callable[[Rule], Rule]:
+    """Register a rule for operator names (canonical: ``@`` and ``Tensor.matmul`` are "matmul")."""
+
+    def register(function: Rule) -> Rule:
+        for name in names.split():
+            if name in RULES:
+                raise ValueError(f"two rules for {name}")
+            RULES[name] = function
+        return function
+
+    return register

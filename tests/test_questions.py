@@ -1,0 +1,104 @@
+"""Every question of every model against the same quantity from one-sample gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import persample
+from persample.testing import oracle
+
+from .models import MODELS
+from .test_models import double, loss
+
+
+def close(found: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:
+    assert found.shape == expected.shape
+    top = float(expected.abs().max()) if expected.numel() else 0.0
+    error = float((found - expected).abs().max()) if expected.numel() else 0.0
+    assert error <= tolerance * max(top, 1e-30)
+
+
+def flat_rows(rows: dict[str, Tensor]) -> Tensor:
+    parts = [torch.view_as_real(g) if g.is_complex() else g for g in rows.values()]
+    return torch.cat([g.flatten(1) for g in parts], 1)
+
+
+@pytest.fixture(params=list(MODELS))
+def case(request: Any) -> tuple[persample.Tape, dict[str, Tensor], Any]:
+    torch.manual_seed(0)
+    model, batch = double(*MODELS[request.param](3))
+    expected = oracle(model, loss, batch, n=3)
+    with persample.record(model) as tape:
+        tape.backward(loss(model, batch))
+    return tape, expected, model
+
+
+def test_norms(case: Any) -> None:
+    tape, rows, _ = case
+    flat = flat_rows(rows)
+    close(tape.norms(), flat.norm(dim=1))
+    for name, norms in tape.parameter_norms().items():
+        part = flat_rows({name: rows[name]}).norm(dim=1)
+        close(norms, part, 1e-9)
+
+
+def test_weighted_and_clipped_sums(case: Any) -> None:
+    tape, rows, _ = case
+    c = torch.tensor([0.5, -2.0, 3.0], dtype=torch.float64)
+    for name, value in tape.weighted_sum(c).items():
+        close(value, torch.tensordot(c.to(rows[name].dtype), rows[name], 1))
+    norms = flat_rows(rows).norm(dim=1)
+    bound = float(norms.median())
+    clip = (bound / norms.clamp(min=1e-300)).clamp(max=1)
+    for name, value in tape.clipped_sum(bound).items():
+        close(value, torch.tensordot(clip.to(rows[name].dtype), rows[name], 1))
+
+
+def test_inner_products(case: Any) -> None:
+    tape, rows, _ = case
+    flat = flat_rows(rows)
+    close(tape.gram(), flat @ flat.T)
+    close(tape.gram().diagonal(), tape.norms().square())
+    direction = {name: torch.randn_like(g[0]) for name, g in rows.items()}
+    v = flat_rows({name: d.unsqueeze(0) for name, d in direction.items()})[0]
+    close(tape.dots(direction), flat @ v)
+    close(tape.cross(tape), tape.gram())
+
+
+def test_moments(case: Any) -> None:
+    tape, rows, _ = case
+    for name, value in tape.second_moment().items():
+        close(value, rows[name].abs().square().mean(0))
+    for name, value in tape.variance().items():
+        close(value, rows[name].var(0), 1e-8)
+    flat = flat_rows(rows)
+    m, big = flat.square().sum(1).mean(), flat.mean(0).square().sum()
+    scale = tape.noise_scale()
+    assert scale.trace == pytest.approx(float((m - big) * 1.5))
+    assert scale.sq_gradient == pytest.approx(float((3 * big - m) / 2))
+
+
+def test_projections_are_linear_and_do_not_depend_on_the_form(case: Any) -> None:
+    tape, rows, model = case
+    found = tape.project(12, seed=5)
+    expected = torch.zeros_like(found)
+    for name, g in rows.items():
+        shape = torch.Size((*g.shape[1:], 2)) if g.is_complex() else g.shape[1:]
+        sketch = persample.forms.Sketch(name, shape, 12, 5, g.device)
+        expected += sketch.of_rows(g)
+    close(found, expected)
+
+
+def test_reused_buffers(case: Any) -> None:
+    tape, rows, _ = case
+    first = tape.grads()
+    for g in first.values():
+        g.fill_(float("nan"))
+    again = tape.grads(out=first)
+    for name, g in again.items():
+        assert g is first[name]
+        close(g, rows[name])
