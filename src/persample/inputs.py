@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from .errors import UsageError
-from .layout import closed, explicit
+from .layout import Constant, closed, explicit
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -26,6 +26,24 @@ class Seen:
     shape: tuple[int, ...]
     samples: bool
     declared: bool
+
+
+class Gate:
+    """A hook that does not travel: copies and pickles of a model get one that does nothing."""
+
+    def __init__(self, function: Callable[..., None] | None = None) -> None:
+        self._function = function
+
+    def __call__(self, *args: Any) -> None:
+        """Forward to the recorder, if it is ours."""
+        if self._function is not None:
+            self._function(*args)
+
+    def __deepcopy__(self, memo: Any) -> Gate:
+        return Gate()
+
+    def __reduce__(self) -> Any:
+        return (Gate, ())
 
 
 class Inputs:
@@ -50,10 +68,11 @@ class Inputs:
 
     def install(self, model: nn.Module) -> None:
         """Hook every module (removed again when the block ends)."""
+        gate = Gate(self._before)
         for module in model.modules():
             if not isinstance(module, torch.jit.ScriptModule):
                 self._handles.append(
-                    module.register_forward_pre_hook(self._before, prepend=True, with_kwargs=True)
+                    module.register_forward_pre_hook(gate, prepend=True, with_kwargs=True)
                 )
 
     def remove(self) -> None:
@@ -86,15 +105,17 @@ class Inputs:
                 walk(name, value, found)
         for name, value in kwargs.items():
             walk(name, value, found)
-        fresh = [
-            (p, t)
-            for p, t in found
-            if self.recorder.look(t if isinstance(t, Tensor) else t.data) is None
-        ]
+        fresh = [(path, value) for path, value in found if self._fresh(value)]
         if self.recorder.n is None:
             self.recorder.n = self._infer(fresh)
         for path, value in fresh:
             self._mark(path, value)
+
+    def _fresh(self, value: Any) -> bool:
+        """Not known yet (a leaf that requires a gradient is known as a constant only)."""
+        tensor = value.data if isinstance(value, PackedSequence) else value
+        state = self.recorder.look(tensor)
+        return state is None or isinstance(state, Constant) and tensor.is_leaf
 
     def _declared(self, path: str, value: Any) -> bool:
         parts = path.split(".")

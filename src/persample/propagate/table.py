@@ -33,7 +33,6 @@ RULES: dict[str, Rule] = {}
 LINEAR: set[str] = set()
 ROUTES: set[str] = set()
 CONSTANT: set[str] = set()
-IGNORED: set[str] = set()
 
 
 def rule(names: str, *, linear: bool = False, routes: bool = False) -> Callable[[Rule], Rule]:
@@ -58,18 +57,19 @@ def rule(names: str, *, linear: bool = False, routes: bool = False) -> Callable[
 
 
 # Attributes and methods that hand out no tensor data, or none that carries a gradient.
-IGNORED.update(
-    """shape device dtype requires_grad is_leaf grad_fn layout ndim names name is_cuda is_cpu is_mps
-    is_xpu is_xla is_ipu is_maia is_mkldnn is_mtia is_vulkan is_hpu is_meta is_nested is_quantized
-    is_sparse is_sparse_csr _backward_hooks _post_accumulate_grad_hooks _base _cdata _grad
-    _grad_fn _version grad grad_dtype itemsize nbytes output_nr retains_grad volatile size dim
-    stride numel nelement ndimension is_floating_point is_complex is_contiguous is_signed is_conj
-    is_neg is_inference is_shared is_pinned is_set_to is_same_size is_nonzero is_distributed
-    is_coalesced element_size storage_offset storage untyped_storage storage_type data_ptr
-    const_data_ptr get_device dim_order __len__ __bool__ __int__ __float__ __index__ __complex__
-    __long__ __nonzero__ __contains__ __format__ __repr__ __hash__ __reduce_ex__ __setstate__
-    __deepcopy__ __dlpack__ __dlpack_device__ __array__ numpy tolist item allclose equal
-    register_hook register_post_accumulate_grad_hook retain_grad _is_view sparse_dim dense_dim
+_ATTRIBUTES = frozenset(
+    """shape device dtype requires_grad is_leaf grad_fn layout ndim names name _backward_hooks
+    _post_accumulate_grad_hooks _base _cdata _grad _grad_fn _version grad grad_dtype itemsize nbytes
+    output_nr retains_grad volatile""".split()
+)
+_METHODS = frozenset(
+    """size dim stride numel nelement ndimension is_floating_point is_complex is_contiguous
+    is_signed is_conj is_neg is_inference is_shared is_pinned is_set_to is_same_size is_nonzero
+    is_distributed is_coalesced element_size storage_offset storage untyped_storage storage_type
+    data_ptr const_data_ptr get_device dim_order __len__ __bool__ __int__ __float__ __index__
+    __complex__ __long__ __nonzero__ __contains__ __format__ __repr__ __hash__ __reduce_ex__
+    __setstate__ __deepcopy__ __dlpack__ __dlpack_device__ __array__ numpy tolist item allclose
+    equal register_hook register_post_accumulate_grad_hook retain_grad _is_view sparse_dim dense_dim
     qscheme record_stream requires_grad_ broadcast_shapes result_type can_cast promote_types
     is_tensor is_storage typename get_default_dtype""".split()
 )
@@ -125,7 +125,7 @@ def _namespaces() -> Iterable[Any]:
 
 def _add_attribute(table: dict[Any, Operator], name: str, value: Any) -> None:
     getter = value.__get__
-    if name in IGNORED or name.startswith("is_"):
+    if name in _ATTRIBUTES or name.startswith("is_"):
         table[getter] = Operator(name, ignore=True)
     else:
         table[getter] = Operator(name, rule=RULES.get(name), linear=name in LINEAR)
@@ -145,7 +145,7 @@ def _add(table: dict[Any, Operator], function: Any, attribute: str) -> None:
 
 def describe_operator(function: Any, name: str) -> Operator:
     """The operator record of a function of torch with that name."""
-    if name in IGNORED:
+    if name in _METHODS:
         return Operator(name, ignore=True)
     short, inplace = canonical(name)
     found = RULES.get(short)
