@@ -9,7 +9,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .attacks_base import EITHER, EXACT, REFUSED, Case, N, Table, case, lin, on_hidden, on_pair, rand
+from .attacks_base import (
+    EITHER,
+    EXACT,
+    REFUSED,
+    Case,
+    N,
+    Table,
+    case,
+    lin,
+    on_hidden,
+    on_pair,
+    rand,
+)
 
 
 def attend(q: Tensor) -> Tensor:

@@ -10,11 +10,23 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-from .attacks_base import EITHER, EXACT, REFUSED, Case, N, Net, Table, case, lin, on_hidden
-from .attacks_base import on_module, rand, row_losses
+from .attacks_base import (
+    EITHER,
+    EXACT,
+    REFUSED,
+    Case,
+    N,
+    Net,
+    Table,
+    case,
+    lin,
+    on_hidden,
+    on_module,
+    rand,
+    row_losses,
+)
 
 
 class Double(torch.autograd.Function):
@@ -129,8 +141,10 @@ FUNCTIONS: Table = {
     "elementwise": (EITHER, lambda m, x: Double.apply(m.l(x))),
     "gradient reversal": (EITHER, lambda m, x: Reverse.apply(m.l(x)) * 2),
     "crossed backward": (REFUSED, lambda m, x: CrossedBackward.apply(m.l(x))),
-    "crossed backward, twice": (EITHER, lambda m, x: CrossedBackward.apply(
-        CrossedBackward.apply(m.l(x)))),
+    "crossed backward, twice": (
+        EITHER,
+        lambda m, x: CrossedBackward.apply(CrossedBackward.apply(m.l(x))),
+    ),
     "normed backward": (REFUSED, lambda m, x: NormedBackward.apply(m.l(x))),
     "centered": (REFUSED, lambda m, x: Centered.apply(m.l(x))),
     "of the raw input": (EITHER, lambda m, x: m.l(Centered.apply(x))),
@@ -159,13 +173,19 @@ HOOKS: Table = {
     "crosses samples": (REFUSED, lambda m, x: hooked(m.l(x), lambda g: g.flip(0))),
     "sums over samples": (REFUSED, lambda m, x: hooked(m.l(x), lambda g: g.sum(0).expand_as(g))),
     "norm of the batch": (REFUSED, lambda m, x: hooked(m.l(x), lambda g: g / g.norm())),
-    "clips by sample": (EITHER, lambda m, x: hooked(m.l(x), lambda g: g / g.norm(dim=1, p=1).max())),
+    "clips by sample": (
+        EITHER,
+        lambda m, x: hooked(m.l(x), lambda g: g / g.norm(dim=1, keepdim=True).clamp(min=1.0)),
+    ),
+    "clips by the largest": (REFUSED, lambda m, x: hooked(m.l(x), lambda g: g / g.abs().max())),
     "on the output of a parameter": (
-        REFUSED, lambda m, x: hook_output(m.l(x), lambda g: g.roll(1, 0)),
+        REFUSED,
+        lambda m, x: hook_output(m.l(x), lambda g: g.roll(1, 0)),
     ),
     "on a derived parameter": (EITHER, lambda m, x: x @ hooked(m.w, lambda g: 3 * g)),
     "clips a derived parameter": (
-        EITHER, lambda m, x: x @ hooked(m.w, lambda g: g / g.norm()),
+        EITHER,
+        lambda m, x: x @ hooked(m.w, lambda g: g / g.norm()),
     ),
     "on a parameter": (EITHER, lambda m, x: on_parameter(m, lambda g: 3 * g) or x @ m.w),
     "clips a parameter": (EITHER, lambda m, x: on_parameter(m, lambda g: g / g.norm()) or x @ m.w),
@@ -230,14 +250,17 @@ def module_hooks() -> Iterator[Case]:
     """Hooks on modules."""
     table: dict[str, tuple[str, Callable[[nn.Module], Any]]] = {
         "forward mixes": (
-            REFUSED, lambda l: l.register_forward_hook(lambda m, a, out: out - out.mean(0)),
+            REFUSED,
+            lambda l: l.register_forward_hook(lambda m, a, out: out - out.mean(0)),
         ),
         "forward scales": (EXACT, lambda l: l.register_forward_hook(lambda m, a, out: out * 2)),
         "pre-hook crosses the input": (
-            EITHER, lambda l: l.register_forward_pre_hook(lambda m, a: (a[0].flip(0),)),
+            EITHER,
+            lambda l: l.register_forward_pre_hook(lambda m, a: (a[0].flip(0),)),
         ),
         "backward reads": (
-            EITHER, lambda l: l.register_full_backward_hook(lambda m, gi, go: None),
+            EITHER,
+            lambda l: l.register_full_backward_hook(lambda m, gi, go: None),
         ),
         "backward crosses": (
             REFUSED,
@@ -248,7 +271,8 @@ def module_hooks() -> Iterator[Case]:
             lambda l: l.register_full_backward_pre_hook(lambda m, go: (go[0].flip(0),)),
         ),
         "backward pre-hook scales": (
-            EITHER, lambda l: l.register_full_backward_pre_hook(lambda m, go: (go[0] * 2,)),
+            EITHER,
+            lambda l: l.register_full_backward_pre_hook(lambda m, go: (go[0] * 2,)),
         ),
     }
     for name, (expectation, register) in table.items():
@@ -261,24 +285,32 @@ def module_hooks() -> Iterator[Case]:
 CHECKPOINTS: Table = {
     "non-reentrant": (EXACT, lambda m, x: checkpoint(block, m, x, use_reentrant=False)),
     "non-reentrant, first": (
-        EXACT, lambda m, x: m.l(checkpoint(block, m, x, use_reentrant=False)),
+        EXACT,
+        lambda m, x: m.l(checkpoint(block, m, x, use_reentrant=False)),
     ),
     "non-reentrant, last": (
-        EXACT, lambda m, x: checkpoint(block, m, m.l(x), use_reentrant=False),
+        EXACT,
+        lambda m, x: checkpoint(block, m, m.l(x), use_reentrant=False),
     ),
     "non-reentrant, twice": (
-        EXACT, lambda m, x: checkpoint(
-            block, m, checkpoint(block, m, x, use_reentrant=False), use_reentrant=False),
+        EXACT,
+        lambda m, x: checkpoint(
+            block, m, checkpoint(block, m, x, use_reentrant=False), use_reentrant=False
+        ),
     ),
     "non-reentrant, nested": (
-        EITHER, lambda m, x: checkpoint(
-            lambda z: checkpoint(block, m, z, use_reentrant=False), m.l(x), use_reentrant=False),
+        EITHER,
+        lambda m, x: checkpoint(
+            lambda z: checkpoint(block, m, z, use_reentrant=False), m.l(x), use_reentrant=False
+        ),
     ),
     "non-reentrant, mixing": (
-        REFUSED, lambda m, x: checkpoint(lambda z: z - z.mean(0), m.l(x), use_reentrant=False),
+        REFUSED,
+        lambda m, x: checkpoint(lambda z: z - z.mean(0), m.l(x), use_reentrant=False),
     ),
     "non-reentrant, a parameter only": (
-        EXACT, lambda m, x: x @ checkpoint(lambda w: w.tanh() @ w, m.w, use_reentrant=False),
+        EXACT,
+        lambda m, x: x @ checkpoint(lambda w: w.tanh() @ w, m.w, use_reentrant=False),
     ),
 }
 
@@ -292,16 +324,20 @@ def reentrant() -> Iterator[Case]:
     """The old kind of checkpoint, which runs its own backward."""
     table: Table = {
         "reentrant, first": (
-            EITHER, lambda m, x: m.l(checkpoint(block, m, x + 0 * m.w[0], use_reentrant=True)),
+            EITHER,
+            lambda m, x: m.l(checkpoint(block, m, x + 0 * m.w[0], use_reentrant=True)),
         ),
         "reentrant, last": (
-            EITHER, lambda m, x: checkpoint(block, m, m.l(x), use_reentrant=True),
+            EITHER,
+            lambda m, x: checkpoint(block, m, m.l(x), use_reentrant=True),
         ),
         "reentrant, mixing": (
-            REFUSED, lambda m, x: checkpoint(lambda z: z - z.mean(0), m.l(x), use_reentrant=True),
+            REFUSED,
+            lambda m, x: checkpoint(lambda z: z - z.mean(0), m.l(x), use_reentrant=True),
         ),
         "reentrant, sequential": (
-            EITHER, lambda m, x: checkpoint_sequential([m.k, m.l], 2, m.l(x), use_reentrant=True),
+            EITHER,
+            lambda m, x: checkpoint_sequential([m.k, m.l], 2, m.l(x), use_reentrant=True),
         ),
     }
     return on_module("checkpoint", table, rand(N, N), l=lin(), k=lin(seed=2), w=rand(N, N))
@@ -361,7 +397,10 @@ HIDDEN: Table = {
     "disabled": (EITHER, lambda h: unseen(lambda: h * 2)),
     "disabled, mixing": (REFUSED, lambda h: unseen(lambda: h.T)),
     "disabled, written": (REFUSED, lambda h: hidden_add(h * 1)),
-    "numpy and no gradient": (EITHER, lambda h: h * torch.from_numpy(h.detach().numpy()[::-1].copy())),
+    "numpy and no gradient": (
+        EITHER,
+        lambda h: h * torch.from_numpy(h.detach().numpy()[::-1].copy()),
+    ),
     "pickled": (EITHER, lambda h: h * copy.deepcopy(h.detach().flip(0))),
     "shallow copy": (EITHER, lambda h: copy.copy(h) * 2),
     "shallow copy of a transpose": (EITHER, lambda h: copy.copy(h.T) * 2),
@@ -378,13 +417,20 @@ HIDDEN: Table = {
     "device context": (EXACT, lambda h: on_device(h)),
     "a mode of the user": (EITHER, lambda h: user_mode(h)),
     "cond": (EITHER, lambda h: torch.cond(h.sum() > 0, lambda z: z * 2, lambda z: z * 3, (h,))),
-    "functional jvp": (EITHER, lambda h: torch.func.jvp(torch.tanh, (h,), (torch.ones_like(h),))[1]),
+    "functional jvp": (
+        EITHER,
+        lambda h: torch.func.jvp(torch.tanh, (h,), (torch.ones_like(h),))[1],
+    ),
     "func grad per sample": (EITHER, lambda h: torch.func.grad(lambda z: z.pow(3).sum())(h)),
     "func grad, mixing": (REFUSED, lambda h: torch.func.grad(lambda z: z.sum().pow(3))(h)),
     "autograd.grad, mixing": (REFUSED, lambda h: h + slope(h, lambda z: z.sum().pow(3))),
     "autograd.grad": (EITHER, lambda h: h + slope(h, lambda z: z.pow(3).sum())),
-    "autograd jacobian": (EITHER, lambda h: torch.autograd.functional.jacobian(
-        lambda z: z.pow(2).sum(1), h, create_graph=True).sum(1)),
+    "autograd jacobian": (
+        EITHER,
+        lambda h: torch.autograd.functional.jacobian(
+            lambda z: z.pow(2).sum(1), h, create_graph=True
+        ).sum(1),
+    ),
 }
 
 
@@ -461,15 +507,18 @@ OPAQUE: Table = {
     "through a jit function": (EITHER, lambda m, x: m.l(x) * scripted(opaque(m, x))),
     "through a custom function": (EITHER, lambda m, x: m.l(x) * Double.apply(opaque(m, x))),
     "through func.grad": (
-        EITHER, lambda m, x: m.l(x) * torch.func.grad(lambda z: z.pow(3).sum())(opaque(m, x)),
+        EITHER,
+        lambda m, x: m.l(x) * torch.func.grad(lambda z: z.pow(3).sum())(opaque(m, x)),
     ),
     "through a buffer": (EITHER, lambda m, x: m.l(x) * torch.zeros_like(x).copy_(opaque(m, x))),
     "mixed samples through vmap": (
-        REFUSED, lambda m, x: m.l(x) * vmapped(lambda r: r * 2, m.w @ m.l(x)),
+        REFUSED,
+        lambda m, x: m.l(x) * vmapped(lambda r: r * 2, m.w @ m.l(x)),
     ),
     "mixed samples through jit": (REFUSED, lambda m, x: m.l(x) * scripted(m.w @ m.l(x))),
     "mixed raw samples through vmap": (
-        EITHER, lambda m, x: m.l(x) * vmapped(lambda r: r * 2, m.w @ x),
+        EITHER,
+        lambda m, x: m.l(x) * vmapped(lambda r: r * 2, m.w @ x),
     ),
     "mixed raw samples through jit": (EITHER, lambda m, x: m.l(x) * scripted(m.w @ x)),
     "as a plain number": (EITHER, lambda m, x: m.l(x) * opaque(m, x).sum().item()),
@@ -530,7 +579,10 @@ def states() -> Iterator[Case]:
     yield Case("penalty: per sample", smooth, x, penalty, EITHER)
     yield Case("penalty: mixing", smooth, x, mixed_penalty, REFUSED)
     for kind, expectation in (
-        ("mean", REFUSED), ("detached mean", EITHER), ("attribute", REFUSED), ("count", EXACT),
+        ("mean", REFUSED),
+        ("detached mean", EITHER),
+        ("attribute", REFUSED),
+        ("count", EXACT),
     ):
         yield Case(f"buffer: {kind}", Running(kind), x, row_losses, expectation)
         yield Case(f"buffer: {kind}, two calls", Running(kind), x, twice, expectation)

@@ -9,8 +9,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .attacks_base import EITHER, EXACT, REFUSED, Case, N, Table, case, lin, on_hidden, on_module
-from .attacks_base import on_pair, rand
+from .attacks_base import (
+    EITHER,
+    EXACT,
+    REFUSED,
+    Case,
+    N,
+    Table,
+    case,
+    lin,
+    on_hidden,
+    on_module,
+    on_pair,
+    rand,
+)
 
 PERM = torch.tensor([2, 0, 3, 1])
 INVERSE = PERM.argsort()
@@ -37,7 +49,8 @@ INDEXING: Table = {
     "index_select 1": (EXACT, lambda h: h * h.index_select(1, PERM)),
     "gather 0": (REFUSED, lambda h: h.gather(0, PERM[:, None].expand(N, N)) * h),
     "gather 0 with a column of indices": (
-        REFUSED, lambda h: h.gather(0, PERM.expand(N, N)),
+        REFUSED,
+        lambda h: h.gather(0, PERM.expand(N, N)),
     ),
     "gather 1": (EXACT, lambda h: h.gather(1, PERM.expand(N, N))),
     "take_along_dim 0": (REFUSED, lambda h: h.take_along_dim(h.argsort(0), 0)),
@@ -50,23 +63,28 @@ INDEXING: Table = {
     "label columns": (EXACT, lambda h: h[:, LABELS]),
     "label columns, index of samples first": (EITHER, lambda h: h[LABELS]),
     "two advanced indices apart": (
-        EXACT, lambda h: h.view(N, 2, 2)[:, PERM % 2, PERM // 2],
+        EXACT,
+        lambda h: h.view(N, 2, 2)[:, PERM % 2, PERM // 2],
     ),
     "two advanced indices around a slice": (
-        EITHER, lambda h: h.view(N, 2, 2)[EVERY, :, LABELS % 2],
+        EITHER,
+        lambda h: h.view(N, 2, 2)[EVERY, :, LABELS % 2],
     ),
     "advanced indices move the axis in front": (
-        EITHER, lambda h: h.view(N, 2, 2)[:, None, :, [0, 1]].transpose(0, 1)[0],
+        EITHER,
+        lambda h: h.view(N, 2, 2)[:, None, :, [0, 1]].transpose(0, 1)[0],
     ),
     "index moves time before samples": (
-        REFUSED, lambda h: h.view(1, N, N).expand(N, N, N)[EVERY, :, LABELS],
+        REFUSED,
+        lambda h: h.view(1, N, N).expand(N, N, N)[EVERY, :, LABELS],
     ),
     "negative index": (REFUSED, lambda h: h * h[[-1, -2, -3, -4]]),
     "mask of samples": (EITHER, lambda h: h[MASK]),
     "mask of entries": (EITHER, lambda h: h[h.detach() > 0].square()),
     "mask of entries, regrouped": (REFUSED, lambda h: h[~torch.eye(N).bool()].view(3, N)),
     "masked_select, regrouped": (
-        REFUSED, lambda h: h.masked_select(torch.tensor([True, True, True, False])).view(3, N),
+        REFUSED,
+        lambda h: h.masked_select(torch.tensor([True, True, True, False])).view(3, N),
     ),
     "masked_fill": (EXACT, lambda h: h.masked_fill(h > 0, 0.5)),
     "masked_fill by a mask of samples": (EXACT, lambda h: h.masked_fill(MASK[:, None], 0.0)),
@@ -76,7 +94,8 @@ INDEXING: Table = {
     "scatter 0": (REFUSED, lambda h: zeros().scatter(0, PERM[:, None].expand(N, N), h) * h),
     "scatter_add pairs": (REFUSED, lambda h: zeros().scatter_add(0, PAIRED.expand(N, N).T, h)),
     "scatter_reduce pairs": (
-        REFUSED, lambda h: zeros().scatter_reduce(0, PAIRED.expand(N, N).T, h, "amax"),
+        REFUSED,
+        lambda h: zeros().scatter_reduce(0, PAIRED.expand(N, N).T, h, "amax"),
     ),
     "index_add in order": (EXACT, lambda h: zeros().index_add(0, EVERY, h)),
     "index_add pairs": (REFUSED, lambda h: zeros().index_add(0, PAIRED, h)),
@@ -95,7 +114,8 @@ INDEXING: Table = {
     "one_hot matmul pools samples": (REFUSED, lambda h: F.one_hot(PAIRED, N).double().T @ h),
     "permutation matrix": (REFUSED, lambda h: h * (torch.eye(N)[PERM].double() @ h)),
     "embedding_bag of samples": (
-        REFUSED, lambda h: F.embedding_bag(PERM.expand(N, N).contiguous(), h, mode="sum"),
+        REFUSED,
+        lambda h: F.embedding_bag(PERM.expand(N, N).contiguous(), h, mode="sum"),
     ),
     "nonzero and put back": (EXACT, lambda h: nonzero_route(h)),
     "unique by rows": (EITHER, lambda h: h[torch.unique(PAIRED)]),
@@ -161,14 +181,19 @@ WRITES: dict[str, tuple[str, str]] = {
     "swapdims_ and squeeze_": (REFUSED, "h = h[:, None] * 1\nh.swapdims_(0, 2)\nh.squeeze_()"),
     "unsqueeze_ and broadcast": (REFUSED, "g = h.clone()\nh.unsqueeze_(1)\nout = (h * g).sum(1)"),
     "as_strided_": (REFUSED, "h.as_strided_((N, N), (1, N))"),
-    "flat alias shifted": (REFUSED, "a = h.view(-1)\na[4:8].copy_(a[0:4].clone() + a[4:8].clone())"),
+    "flat alias shifted": (
+        REFUSED,
+        "a = h.view(-1)\na[4:8].copy_(a[0:4].clone() + a[4:8].clone())",
+    ),
     "flat alias within a sample": (EITHER, "a = h.view(-1)\na[4:6].copy_(a[6:8].clone())"),
     "buffer, row by row": (EXACT, "out = zeros()\nfor i in range(N):\n    out[i] = h[i] * 2"),
     "buffer, rows reversed": (
-        EITHER, "out = zeros()\nfor i in range(N):\n    out[i] = h[N - 1 - i]",
+        EITHER,
+        "out = zeros()\nfor i in range(N):\n    out[i] = h[N - 1 - i]",
     ),
     "buffer, rows reversed, residual": (
-        REFUSED, "out = zeros()\nfor i in range(N):\n    out[i] = h[N - 1 - i]\nout = out * h",
+        REFUSED,
+        "out = zeros()\nfor i in range(N):\n    out[i] = h[N - 1 - i]\nout = out * h",
     ),
     "buffer, recurrent over samples": (
         REFUSED,
@@ -177,30 +202,38 @@ WRITES: dict[str, tuple[str, str]] = {
     "buffer, list of rows": (EXACT, "out = zeros(N, 2, N)\nout[:, 0] = h\nout[:, 1] = h ** 2"),
     "buffer, time first": (REFUSED, "out = zeros(N, N, N)\nout[0] = h\nout[1] = h ** 2"),
     "buffer, halves crossed": (
-        REFUSED, "b = zeros()\nb[:2] = h[2:]\nb[2:] = h[:2]\nout = b * h",
+        REFUSED,
+        "b = zeros()\nb[:2] = h[2:]\nb[2:] = h[:2]\nout = b * h",
     ),
     "buffer, columns of another order": (
-        REFUSED, "b = zeros()\nb[:, :2] = h[:, :2]\nb[:, 2:] = h.flip(0)[:, 2:]\nout = b",
+        REFUSED,
+        "b = zeros()\nb[:, :2] = h[:, :2]\nb[:, 2:] = h.flip(0)[:, 2:]\nout = b",
     ),
     "buffer written by an alias": (REFUSED, "b = zeros()\na = b[1]\na.copy_(h[0])\nout = b * h"),
     "buffer written by a flat alias": (
-        REFUSED, "b = zeros()\na = b.view(-1)\na[:] = h.flip(0).flatten()\nout = b * h",
+        REFUSED,
+        "b = zeros()\na = b.view(-1)\na[:] = h.flip(0).flatten()\nout = b * h",
     ),
     "buffer written twice": (
-        EITHER, "b = zeros()\nb.copy_(h.flip(0))\nb.copy_(h)\nout = b * h",
+        EITHER,
+        "b = zeros()\nb.copy_(h.flip(0))\nb.copy_(h)\nout = b * h",
     ),
     "buffer used before and after": (
-        REFUSED, "b = zeros()\nb.copy_(h)\na = b * 1\nb.copy_(h.flip(0))\nout = a * b",
+        REFUSED,
+        "b = zeros()\nb.copy_(h)\na = b * 1\nb.copy_(h.flip(0))\nout = a * b",
     ),
     "buffer by a mask": (EXACT, "b = zeros()\nb[MASK] = h[MASK] * 3\nb[~MASK] = h[~MASK]\nout = b"),
     "buffer by a crossed mask": (
-        REFUSED, "b = zeros()\nb[MASK] = h[~MASK]\nb[~MASK] = h[MASK]\nout = b * h",
+        REFUSED,
+        "b = zeros()\nb[MASK] = h[~MASK]\nb[~MASK] = h[MASK]\nout = b * h",
     ),
     "buffer by a mask of entries": (
-        EXACT, "b = zeros()\nk = h.detach() > 0\nb[k] = h[k] * 2\nout = b",
+        EXACT,
+        "b = zeros()\nk = h.detach() > 0\nb[k] = h[k] * 2\nout = b",
     ),
     "buffer by a crossed mask of entries": (
-        REFUSED, "b = zeros()\nk = h.detach().flip(0) > 0\nb[k] = h[h.detach() > 0]\nout = b * h",
+        REFUSED,
+        "b = zeros()\nk = h.detach().flip(0) > 0\nb[k] = h[h.detach() > 0]\nout = b * h",
     ),
     "broadcast write of one sample": (REFUSED, "b = zeros()\nb[:] = h[0]\nout = b * h"),
     "broadcast write of a column": (REFUSED, "b = zeros()\nb[:] = h[:, 0]\nout = b"),
@@ -220,36 +253,50 @@ WRITES: dict[str, tuple[str, str]] = {
     "data replaced by its transpose": (EITHER, "h.data = h.data.T\nout = h * 2"),
     "data shared with the detached": (EITHER, "h.detach().mul_(2)\nout = h * h"),
     "numpy writes another order": (
-        EITHER, "a = h.detach().numpy()\na[:] = a[::-1].copy()\nout = h * h",
+        EITHER,
+        "a = h.detach().numpy()\na[:] = a[::-1].copy()\nout = h * h",
     ),
     "numpy mean of samples": (
-        EITHER, "out = h * torch.from_numpy(h.detach().numpy().mean(0))",
+        EITHER,
+        "out = h * torch.from_numpy(h.detach().numpy().mean(0))",
     ),
     "list detour": (EITHER, "out = h * torch.tensor(h.tolist()).flip(0).double()"),
     "set_ to other storage": (EITHER, "b = zeros()\nb.set_(h.detach().flip(0))\nout = h * b"),
     "out= of the detached": (
-        EITHER, "b = zeros()\ntorch.mul(h.detach(), h.detach().flip(0), out=b)\nout = h * b",
+        EITHER,
+        "b = zeros()\ntorch.mul(h.detach(), h.detach().flip(0), out=b)\nout = h * b",
     ),
     "out= in order": (EITHER, "b = zeros()\ntorch.mul(h.detach(), 2, out=b)\nout = h * b"),
     "detached scale": (EXACT, "out = h * h.detach()"),
     "detached, crossed": (EITHER, "out = h * h.detach().flip(0)"),
     "no_grad segment": (
-        EITHER, "with torch.no_grad():\n    s = h.flip(0) * 2\nout = h * s",
+        EITHER,
+        "with torch.no_grad():\n    s = h.flip(0) * 2\nout = h * s",
     ),
     "inference of a mask": (EITHER, "out = h * (h.detach() > h.detach().mean(0))"),
-    "a loop by the shape": (EXACT, "out = 0\nfor j in range(h.shape[1]):\n    out = out + h[:, j:j+1] * h"),
+    "a loop by the shape": (
+        EXACT,
+        "out = 0\nfor j in range(h.shape[1]):\n    out = out + h[:, j:j+1] * h",
+    ),
     "a loop over samples as features": (
-        REFUSED, "out = 0\nfor j in range(h.shape[0]):\n    out = out + h[j:j+1] * h",
+        REFUSED,
+        "out = 0\nfor j in range(h.shape[0]):\n    out = out + h[j:j+1] * h",
     ),
     "branch by another sample": (EITHER, "out = h * 2 if h[0, 0] > 0 else h * h"),
     "in place after expand": (REFUSED, "e = h[:1].expand(N, N).clone()\ne.mul_(h)\nout = e"),
-    "pop of a stack": (EXACT, "rows = [h[:, j] for j in range(N)]\nout = torch.stack(rows[::-1], 1)"),
+    "pop of a stack": (
+        EXACT,
+        "rows = [h[:, j] for j in range(N)]\nout = torch.stack(rows[::-1], 1)",
+    ),
     "resize by view of real": (EXACT, "h.view(N, 2, 2)[:, 0] *= 3"),
     "copy_ with fewer rows": (REFUSED, "h[1:3].copy_(h[0:2].clone() * h[1:3].clone())"),
     "where_ by writing": (EXACT, "h[h.detach() > 0] = 0.25"),
     "writes under a list index": (REFUSED, "g = h.clone()\nh[[0, 2]] = g[[2, 0]] * g[[0, 2]]"),
     "lerp_ with the flip": (REFUSED, "h.lerp_(h.flip(0), 0.5)"),
-    "copy of a copy": (EXACT, "b = zeros()\nb.copy_(h)\nc = torch.empty_like(b)\nc.copy_(b)\nout = c"),
+    "copy of a copy": (
+        EXACT,
+        "b = zeros()\nb.copy_(h)\nc = torch.empty_like(b)\nc.copy_(b)\nout = c",
+    ),
     "renorm_": (REFUSED, "h.renorm_(2, 1, 0.1)"),
     "cumsum_": (REFUSED, "h.cumsum_(0)"),
     "addmm_": (REFUSED, "h.addmm_(h.clone(), h.clone())"),
@@ -329,21 +376,26 @@ ROUTES: Table = {
 
 SHIFTED: Table = {
     "temporal shift of channels": (
-        EXACT, lambda h, g: torch.cat([h[:, :1].roll(1, 1), g[:, 1:]], 1),
+        EXACT,
+        lambda h, g: torch.cat([h[:, :1].roll(1, 1), g[:, 1:]], 1),
     ),
     "shift of samples by halves": (
-        REFUSED, lambda h, g: torch.cat([h[:, :2].roll(1, 0), g[:, 2:]], 1),
+        REFUSED,
+        lambda h, g: torch.cat([h[:, :2].roll(1, 0), g[:, 2:]], 1),
     ),
     "memory bank": (REFUSED, lambda h, g: torch.cat([h, g.flip(0)], 1)),
     "zip of rows": (
-        REFUSED, lambda h, g: torch.stack([a * b for a, b in zip(h, g.flip(0), strict=True)]),
+        REFUSED,
+        lambda h, g: torch.stack([a * b for a, b in zip(h, g.flip(0), strict=True)]),
     ),
     "zip of rows, in order": (
-        EXACT, lambda h, g: torch.stack([a * b for a, b in zip(h, g, strict=True)]),
+        EXACT,
+        lambda h, g: torch.stack([a * b for a, b in zip(h, g, strict=True)]),
     ),
     "interleaved": (EITHER, lambda h, g: torch.stack([h, g], 1).view(2 * N, N)),
     "interleaved, halves": (
-        REFUSED, lambda h, g: torch.stack([h, g], 1).view(2 * N, N)[:N] * h,
+        REFUSED,
+        lambda h, g: torch.stack([h, g], 1).view(2 * N, N)[:N] * h,
     ),
 }
 

@@ -11,8 +11,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence, pad_packed_sequence
 
-from .attacks_base import EITHER, EXACT, REFUSED, Case, N, Table, case, ints, lin, on_module, rand
-from .attacks_base import row_losses, seeded
+from .attacks_base import (
+    EITHER,
+    EXACT,
+    REFUSED,
+    Case,
+    N,
+    Table,
+    case,
+    ints,
+    lin,
+    on_module,
+    rand,
+    row_losses,
+    seeded,
+)
 
 Maker = Any
 CUBE = rand(N, N, N)
@@ -23,7 +36,11 @@ CAUSAL = torch.ones(N, N, dtype=torch.bool).triu(1)
 LAYERS: dict[str, tuple[str, Maker, Tensor]] = {
     "conv1d": (EXACT, lambda: nn.Conv1d(N, N, 3, padding=1), CUBE),
     "conv1d, groups": (EXACT, lambda: nn.Conv1d(N, N, 3, groups=N), CUBE),
-    "conv1d, circular": (EXACT, lambda: nn.Conv1d(N, N, 3, padding=1, padding_mode="circular"), CUBE),
+    "conv1d, circular": (
+        EXACT,
+        lambda: nn.Conv1d(N, N, 3, padding=1, padding_mode="circular"),
+        CUBE,
+    ),
     "conv2d": (EXACT, lambda: nn.Conv2d(N, N, 3, padding="same"), IMAGE),
     "conv2d, strided and dilated": (EXACT, lambda: nn.Conv2d(N, 2, 2, stride=2, dilation=2), IMAGE),
     "conv2d, groups": (EXACT, lambda: nn.Conv2d(N, 2 * N, 3, padding=1, groups=2), IMAGE),
@@ -36,28 +53,41 @@ LAYERS: dict[str, tuple[str, Maker, Tensor]] = {
     "transposed conv1d, unbatched": (EITHER, lambda: nn.ConvTranspose1d(N, N, 3), rand(N, N)),
     "instance norm": (EXACT, lambda: nn.InstanceNorm1d(N, affine=True), CUBE),
     "instance norm, tracked": (
-        EXACT, lambda: nn.InstanceNorm1d(N, affine=True, track_running_stats=True), CUBE,
+        EXACT,
+        lambda: nn.InstanceNorm1d(N, affine=True, track_running_stats=True),
+        CUBE,
     ),
     "instance norm, tracked, eval": (
-        EXACT, lambda: nn.InstanceNorm1d(N, affine=True, track_running_stats=True).eval(), CUBE,
+        EXACT,
+        lambda: nn.InstanceNorm1d(N, affine=True, track_running_stats=True).eval(),
+        CUBE,
     ),
     "instance norm, unbatched": (EITHER, lambda: nn.InstanceNorm1d(N, affine=True), rand(N, N)),
     "group norm": (EXACT, lambda: nn.GroupNorm(2, N), CUBE),
     "layer norm over two axes": (EXACT, lambda: nn.LayerNorm((N, N)), CUBE),
-    "layer norm over the batch": (REFUSED, lambda: nn.Sequential(lin(), nn.LayerNorm((N, N))), rand(N, N)),
+    "layer norm over the batch": (
+        REFUSED,
+        lambda: nn.Sequential(lin(), nn.LayerNorm((N, N))),
+        rand(N, N),
+    ),
     "layer norm over the raw batch": (EITHER, lambda: nn.LayerNorm((N, N)), rand(N, N)),
     "rms norm": (EXACT, lambda: nn.RMSNorm(N), CUBE),
     "batch norm on raw input": (EITHER, lambda: nn.BatchNorm1d(N), rand(N, N)),
     "batch norm on raw input, then a layer": (
-        EITHER, lambda: nn.Sequential(nn.BatchNorm1d(N, affine=False), lin()), rand(N, N),
+        EITHER,
+        lambda: nn.Sequential(nn.BatchNorm1d(N, affine=False), lin()),
+        rand(N, N),
     ),
     "batch norm": (REFUSED, lambda: nn.Sequential(lin(), nn.BatchNorm1d(N)), rand(N, N)),
     "batch norm, not affine": (
-        REFUSED, lambda: nn.Sequential(lin(), nn.BatchNorm1d(N, affine=False)), rand(N, N),
+        REFUSED,
+        lambda: nn.Sequential(lin(), nn.BatchNorm1d(N, affine=False)),
+        rand(N, N),
     ),
     "batch norm, no statistics, eval": (
-        REFUSED, lambda: nn.Sequential(
-            lin(), nn.BatchNorm1d(N, track_running_stats=False)).eval(), rand(N, N),
+        REFUSED,
+        lambda: nn.Sequential(lin(), nn.BatchNorm1d(N, track_running_stats=False)).eval(),
+        rand(N, N),
     ),
     "batch norm, eval": (EXACT, lambda: nn.Sequential(lin(), nn.BatchNorm1d(N)).eval(), rand(N, N)),
     "batch norm 2d, eval": (EXACT, lambda: nn.BatchNorm2d(N).eval(), IMAGE),
@@ -66,7 +96,9 @@ LAYERS: dict[str, tuple[str, Maker, Tensor]] = {
     "embedding": (EXACT, lambda: nn.Embedding(N, N), ints(N, N)),
     "embedding, padding": (EXACT, lambda: nn.Embedding(N, N, padding_idx=1), ints(N, N)),
     "embedding, scaled by frequency": (
-        EITHER, lambda: nn.Embedding(N, N, scale_grad_by_freq=True), ints(N, N),
+        EITHER,
+        lambda: nn.Embedding(N, N, scale_grad_by_freq=True),
+        ints(N, N),
     ),
     "embedding, sparse": (EITHER, lambda: nn.Embedding(N, N, sparse=True), ints(N, N)),
     "embedding, max norm": (EITHER, lambda: nn.Embedding(N, N, max_norm=0.1), ints(N, N)),
@@ -74,16 +106,22 @@ LAYERS: dict[str, tuple[str, Maker, Tensor]] = {
     "embedding bag, mean": (EXACT, lambda: nn.EmbeddingBag(N, N), ints(N, N)),
     "embedding bag, max": (EXACT, lambda: nn.EmbeddingBag(N, N, mode="max"), ints(N, N)),
     "embedding bag, padding": (
-        EXACT, lambda: nn.EmbeddingBag(N, N, padding_idx=0, mode="sum"), ints(N, N),
+        EXACT,
+        lambda: nn.EmbeddingBag(N, N, padding_idx=0, mode="sum"),
+        ints(N, N),
     ),
     "embedding bag, scaled by frequency": (
-        EITHER, lambda: nn.EmbeddingBag(N, N, mode="sum", scale_grad_by_freq=True), ints(N, N),
+        EITHER,
+        lambda: nn.EmbeddingBag(N, N, mode="sum", scale_grad_by_freq=True),
+        ints(N, N),
     ),
     "prelu": (EXACT, lambda: nn.PReLU(), CUBE),
     "prelu, per channel": (EXACT, lambda: nn.PReLU(N), CUBE),
     "prelu, per channel of (n, c)": (EXACT, lambda: nn.PReLU(N), rand(N, N)),
     "bidirectional lstm": (
-        EXACT, lambda: First(nn.LSTM(N, N, batch_first=True, bidirectional=True)), CUBE,
+        EXACT,
+        lambda: First(nn.LSTM(N, N, batch_first=True, bidirectional=True)),
+        CUBE,
     ),
     "lstm, two layers": (EXACT, lambda: First(nn.LSTM(N, N, 2, batch_first=True)), CUBE),
     "lstm, projected": (EXACT, lambda: First(nn.LSTM(N, N, proj_size=2, batch_first=True)), CUBE),
@@ -97,69 +135,104 @@ LAYERS: dict[str, tuple[str, Maker, Tensor]] = {
     "lstm cell": (EXACT, lambda: First(nn.LSTMCell(N, N)), rand(N, N)),
     "last state of a gru": (EXACT, lambda: Second(nn.GRU(N, N, batch_first=True)), CUBE),
     "all states of a gru": (
-        REFUSED, lambda: Second(nn.GRU(N, N, 4, batch_first=True), squeeze=False), CUBE,
+        REFUSED,
+        lambda: Second(nn.GRU(N, N, 4, batch_first=True), squeeze=False),
+        CUBE,
     ),
     "encoder layer": (
-        EXACT, lambda: nn.TransformerEncoderLayer(N, N, N, 0.0, batch_first=True), CUBE,
+        EXACT,
+        lambda: nn.TransformerEncoderLayer(N, N, N, 0.0, batch_first=True),
+        CUBE,
     ),
     "encoder layer, norm first": (
-        EXACT, lambda: nn.TransformerEncoderLayer(
-            N, N, N, 0.0, batch_first=True, norm_first=True), CUBE,
+        EXACT,
+        lambda: nn.TransformerEncoderLayer(N, N, N, 0.0, batch_first=True, norm_first=True),
+        CUBE,
     ),
     "encoder layer, eval": (
-        EXACT, lambda: nn.TransformerEncoderLayer(N, N, N, batch_first=True).eval(), CUBE,
+        EXACT,
+        lambda: nn.TransformerEncoderLayer(N, N, N, batch_first=True).eval(),
+        CUBE,
     ),
     "encoder layer, time first": (REFUSED, lambda: nn.TransformerEncoderLayer(N, N, N, 0.0), CUBE),
     "encoder layer, unbatched": (
-        REFUSED, lambda: nn.TransformerEncoderLayer(N, N, N, 0.0, batch_first=True), rand(N, N),
+        REFUSED,
+        lambda: nn.TransformerEncoderLayer(N, N, N, 0.0, batch_first=True),
+        rand(N, N),
     ),
     "lazy linear": (EITHER, lambda: nn.Sequential(nn.LazyLinear(N)), None),
     "flatten everything": (
-        REFUSED, lambda: nn.Sequential(lin(), nn.Flatten(0), nn.Linear(N * N, N)), rand(N, N),
+        REFUSED,
+        lambda: nn.Sequential(lin(), nn.Flatten(0), nn.Linear(N * N, N)),
+        rand(N, N),
     ),
     "flatten": (EXACT, lambda: nn.Sequential(nn.Flatten(), nn.Linear(N * N, N)), CUBE),
     "unflatten": (EXACT, lambda: nn.Sequential(lin(), nn.Unflatten(1, (2, 2))), rand(N, N)),
-    "unflatten samples": (REFUSED, lambda: nn.Sequential(lin(), nn.Unflatten(0, (2, 2))), rand(N, N)),
+    "unflatten samples": (
+        REFUSED,
+        lambda: nn.Sequential(lin(), nn.Unflatten(0, (2, 2))),
+        rand(N, N),
+    ),
     "softmax without axis": (REFUSED, lambda: nn.Sequential(lin(), nn.Softmax()), CUBE),
     "softmax2d, unbatched": (REFUSED, lambda: nn.Sequential(lin(), nn.Softmax2d()), CUBE),
     "pixel shuffle": (EXACT, lambda: nn.Sequential(nn.Conv2d(N, N, 1), nn.PixelShuffle(2)), IMAGE),
     "pixel shuffle, unbatched": (REFUSED, lambda: nn.Sequential(lin(), nn.PixelShuffle(2)), CUBE),
     "channel shuffle": (
-        EXACT, lambda: Residual(nn.Sequential(lin(), nn.ChannelShuffle(2))), CUBE,
+        EXACT,
+        lambda: Residual(nn.Sequential(lin(), nn.ChannelShuffle(2))),
+        CUBE,
     ),
     "max pool": (EXACT, lambda: nn.Sequential(nn.Conv2d(N, N, 1), nn.MaxPool2d(2)), IMAGE),
     "max pool, unbatched": (EXACT, lambda: nn.Sequential(lin(), nn.MaxPool2d(2)), CUBE),
     "adaptive pool": (EXACT, lambda: nn.Sequential(lin(), nn.AdaptiveAvgPool1d(2)), CUBE),
     "adaptive pool 3d, unbatched": (
-        EITHER, lambda: nn.Sequential(lin(), nn.AdaptiveAvgPool3d(2)), IMAGE,
+        EITHER,
+        lambda: nn.Sequential(lin(), nn.AdaptiveAvgPool3d(2)),
+        IMAGE,
     ),
     "unfold": (EXACT, lambda: nn.Sequential(nn.Unfold(2), nn.Conv1d(4 * N, N, 1)), IMAGE),
-    "upsample": (EXACT, lambda: nn.Sequential(lin(), nn.Upsample(scale_factor=2, mode="linear")), CUBE),
+    "upsample": (
+        EXACT,
+        lambda: nn.Sequential(lin(), nn.Upsample(scale_factor=2, mode="linear")),
+        CUBE,
+    ),
     "zero pad, unbatched": (EXACT, lambda: nn.Sequential(lin(), nn.ZeroPad2d(1)), CUBE),
     "reflection pad over samples": (
-        EITHER, lambda: nn.Sequential(lin(), nn.ReflectionPad3d(1)), IMAGE,
+        EITHER,
+        lambda: nn.Sequential(lin(), nn.ReflectionPad3d(1)),
+        IMAGE,
     ),
     "cosine": (EXACT, lambda: Twice(nn.CosineSimilarity(), lin(), lin(seed=1)), rand(N, N)),
     "cosine over samples": (
-        REFUSED, lambda: Twice(nn.CosineSimilarity(0), lin(), lin(seed=1)), rand(N, N),
+        REFUSED,
+        lambda: Twice(nn.CosineSimilarity(0), lin(), lin(seed=1)),
+        rand(N, N),
     ),
     "bilinear": (EXACT, lambda: Twice(nn.Bilinear(N, N, N), lin(), lin(seed=1)), rand(N, N)),
     "attention": (EXACT, lambda: Self(nn.MultiheadAttention(N, N, batch_first=True)), CUBE),
     "attention, time first": (REFUSED, lambda: Self(nn.MultiheadAttention(N, N)), CUBE),
     "attention, unbatched": (REFUSED, lambda: Self(nn.MultiheadAttention(N, N)), rand(N, N)),
     "attention, extra keys": (
-        EXACT, lambda: Self(nn.MultiheadAttention(
-            N, 2, batch_first=True, add_bias_kv=True, add_zero_attn=True)), CUBE,
+        EXACT,
+        lambda: Self(
+            nn.MultiheadAttention(N, 2, batch_first=True, add_bias_kv=True, add_zero_attn=True)
+        ),
+        CUBE,
     ),
     "attention, causal": (
-        EXACT, lambda: Self(nn.MultiheadAttention(N, N, batch_first=True), attn_mask=CAUSAL), CUBE,
+        EXACT,
+        lambda: Self(nn.MultiheadAttention(N, N, batch_first=True), attn_mask=CAUSAL),
+        CUBE,
     ),
     "attention, weights out": (
-        EXACT, lambda: Self(nn.MultiheadAttention(N, 2, batch_first=True), 1), CUBE,
+        EXACT,
+        lambda: Self(nn.MultiheadAttention(N, 2, batch_first=True), 1),
+        CUBE,
     ),
     "attention, weights of every head": (
-        EXACT, lambda: Self(nn.MultiheadAttention(
-            N, N, batch_first=True), 1, average_attn_weights=False), CUBE,
+        EXACT,
+        lambda: Self(nn.MultiheadAttention(N, N, batch_first=True), 1, average_attn_weights=False),
+        CUBE,
     ),
 }
 
@@ -258,7 +331,8 @@ def recurrent() -> Iterator[Case]:
         "initial state": (EXACT, lambda m, x: m.r(x, m.s.expand(1, x.shape[0], N).contiguous())[0]),
         "initial state of samples": (EXACT, lambda m, x: m.r(x, m.l(x[:, 0])[None])[0]),
         "initial state of other samples": (
-            REFUSED, lambda m, x: m.r(m.l(x), m.l(x[:, 0]).flip(0)[None])[0],
+            REFUSED,
+            lambda m, x: m.r(m.l(x), m.l(x[:, 0]).flip(0)[None])[0],
         ),
         "state per layer and sample": (EITHER, lambda m, x: m.r(x, m.w[None])[0]),
         "time reversed": (EXACT, lambda m, x: m.r(x.flip(1))[0]),
@@ -276,25 +350,29 @@ def masked() -> Iterator[Case]:
         "padding": (EXACT, lambda m, x, k: m.a(x, x, x, key_padding_mask=k)[0]),
         "padding as attention mask": (EITHER, lambda m, x, k: m.a(x, x, x, attn_mask=k)[0]),
         "padding of other samples": (
-            EITHER, lambda m, x, k: m.a(x, x, x, key_padding_mask=k.roll(1, 0))[0],
+            EITHER,
+            lambda m, x, k: m.a(x, x, x, key_padding_mask=k.roll(1, 0))[0],
         ),
         "padding transposed": (EITHER, lambda m, x, k: m.a(x, x, x, key_padding_mask=k.T)[0]),
         "a mask per sample and head": (
             EITHER,
-            lambda m, x, k: m.a(x, x, x, attn_mask=k.repeat_interleave(N, 0)[:, None].expand(
-                -1, N, N))[0],
+            lambda m, x, k: m.a(
+                x, x, x, attn_mask=k.repeat_interleave(N, 0)[:, None].expand(-1, N, N)
+            )[0],
         ),
         "keys of other samples": (REFUSED, lambda m, x, k: m.a(m.l(x), m.l(x).flip(0), x)[0]),
         "keys of the first sample": (
-            REFUSED, lambda m, x, k: m.a(x, m.l(x)[:1].expand(N, N, N), x)[0],
+            REFUSED,
+            lambda m, x, k: m.a(x, m.l(x)[:1].expand(N, N, N), x)[0],
         ),
         "query of parameters": (EXACT, lambda m, x, k: m.a(m.w.expand(x.shape[0], N, N), x, x)[0]),
         "time first inside": (
-            EXACT, lambda m, x, k: m.f(*[x.transpose(0, 1)] * 3, key_padding_mask=k)[0]
-            .transpose(0, 1),
+            EXACT,
+            lambda m, x, k: m.f(*[x.transpose(0, 1)] * 3, key_padding_mask=k)[0].transpose(0, 1),
         ),
         "time first inside, left so": (
-            REFUSED, lambda m, x, k: m.f(*[x.transpose(0, 1)] * 3, key_padding_mask=k)[0],
+            REFUSED,
+            lambda m, x, k: m.f(*[x.transpose(0, 1)] * 3, key_padding_mask=k)[0],
         ),
     }
     first = seeded(nn.MultiheadAttention(N, 2))
@@ -330,7 +408,9 @@ def inputs() -> Iterator[Case]:
     yield case("inputs: a matrix that looks like samples", EITHER, square, x, y)
     single = lambda m, a: m.l(a) * 2
     yield case("inputs: one sample", EXACT, single, rand(1, N))
-    yield case("inputs: one sample, transposed", EXACT, lambda m, a: m.l(a).mean(0, True), rand(1, N))
+    yield case(
+        "inputs: one sample, transposed", EXACT, lambda m, a: m.l(a).mean(0, True), rand(1, N)
+    )
     norm = lambda m, a: m.l(a) - m.l(a).mean(0)
     yield case("inputs: one sample and a mean", EITHER, norm, rand(1, N))
     yield case("inputs: no sample", EXACT, single, rand(0, N))

@@ -14,8 +14,22 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations, weight_norm
 from torch.nn.utils.parametrize import register_parametrization
 
-from .attacks_base import EITHER, EXACT, REFUSED, Case, N, Net, Table, case, ints, lin, on_module
-from .attacks_base import rand, row_losses, seeded
+from .attacks_base import (
+    EITHER,
+    EXACT,
+    REFUSED,
+    Case,
+    N,
+    Net,
+    Table,
+    case,
+    ints,
+    lin,
+    on_module,
+    rand,
+    row_losses,
+    seeded,
+)
 
 LABELS = ints(N, seed=3)
 
@@ -53,10 +67,12 @@ SQUARE: Table = {
     "joined on samples, dropped": (EITHER, lambda m, x: torch.cat([m.w, m.l(x)])[N:]),
     "joined on samples, kept": (EITHER, lambda m, x: torch.cat([m.w[:1], m.l(x)])[: x.shape[0]]),
     "joined on samples, residual": (
-        REFUSED, lambda m, x: torch.cat([m.w[:1], m.l(x)])[: x.shape[0]] * m.l(x),
+        REFUSED,
+        lambda m, x: torch.cat([m.w[:1], m.l(x)])[: x.shape[0]] * m.l(x),
     ),
     "joined on samples, attended": (
-        REFUSED, lambda m, x: (lambda z: (z @ z.T).softmax(1) @ z)(torch.cat([m.w, m.l(x)]))[N:],
+        REFUSED,
+        lambda m, x: (lambda z: (z @ z.T).softmax(1) @ z)(torch.cat([m.w, m.l(x)]))[N:],
     ),
     "joined on features": (EXACT, lambda m, x: torch.cat([m.w[:1].expand_as(x), m.l(x)], 1)),
     "stacked in front": (EXACT, lambda m, x: torch.stack([m.w[0].expand_as(x), m.l(x)]).prod(0)),
@@ -69,10 +85,14 @@ SQUARE: Table = {
     "clipped by its norm": (EXACT, lambda m, x: x @ (m.w / m.w.norm().clamp(min=1))),
     "scale by a norm": (EXACT, lambda m, x: m.l(x) * m.w.norm()),
     "row of a loop": (EXACT, lambda m, x: sum((x * m.w[i]).relu() for i in range(N))),
-    "row per sample in a loop": (EITHER, lambda m, x: torch.stack(
-        [x[i] * m.w[i] for i in range(x.shape[0])])),
-    "same row in a loop over samples": (EITHER, lambda m, x: torch.cat(
-        [x[i : i + 1] @ m.w for i in range(x.shape[0])])),
+    "row per sample in a loop": (
+        EITHER,
+        lambda m, x: torch.stack([x[i] * m.w[i] for i in range(x.shape[0])]),
+    ),
+    "same row in a loop over samples": (
+        EITHER,
+        lambda m, x: torch.cat([x[i : i + 1] @ m.w for i in range(x.shape[0])]),
+    ),
     "einsum own": (EITHER, lambda m, x: torch.einsum("bi,bj->bj", x, m.w)),
     "einsum bij": (EXACT, lambda m, x: torch.einsum("bi,ij->bj", x, m.w)),
     "einsum contracted": (REFUSED, lambda m, x: torch.einsum("ib,ij->bj", m.l(x), m.w)),
@@ -82,10 +102,12 @@ SQUARE: Table = {
     "einsum to a number": (EITHER, lambda m, x: torch.einsum("bi,bi->b", x, m.w)),
     "einsum with a repeated letter": (EXACT, lambda m, x: torch.einsum("bi,ii->bi", x, m.w)),
     "bmm with an expanded weight": (
-        EXACT, lambda m, x: torch.bmm(x[:, None], m.w.expand(x.shape[0], N, N)).squeeze(1),
+        EXACT,
+        lambda m, x: torch.bmm(x[:, None], m.w.expand(x.shape[0], N, N)).squeeze(1),
     ),
     "baddbmm": (
-        EXACT, lambda m, x: torch.baddbmm(m.w[None, :1], x[:, None], m.w.expand(x.shape[0], N, N)),
+        EXACT,
+        lambda m, x: torch.baddbmm(m.w[None, :1], x[:, None], m.w.expand(x.shape[0], N, N)),
     ),
     "addmm": (EXACT, lambda m, x: torch.addmm(m.w[0], x, m.w)),
     "addmm with samples as bias": (EXACT, lambda m, x: torch.addmm(m.l(x), x, m.w)),
@@ -99,8 +121,10 @@ SQUARE: Table = {
     "as_strided": (EITHER, lambda m, x: x @ m.w.as_strided((N, N), (1, N))),
     "as_strided with overlap": (EITHER, lambda m, x: x @ m.w.as_strided((N, 3), (1, 4))),
     "unfold toeplitz": (EITHER, lambda m, x: x[:, :2] @ m.w.flatten().unfold(0, 2, 1).T),
-    "scattered": (EXACT, lambda m, x: x @ torch.zeros_like(m.w).index_copy(
-        0, torch.tensor([1, 3]), m.w[:2])),
+    "scattered": (
+        EXACT,
+        lambda m, x: x @ torch.zeros_like(m.w).index_copy(0, torch.tensor([1, 3]), m.w[:2]),
+    ),
     "sampled mask": (EXACT, lambda m, x: x @ (m.w * (m.w > 0))),
     "where": (EXACT, lambda m, x: torch.where(x > 0, m.w[0], m.w[1])),
     "where per sample": (EITHER, lambda m, x: torch.where(x[:, :1] > 0, x, m.w)),
@@ -119,16 +143,19 @@ SQUARE: Table = {
     "straight through": (EXACT, lambda m, x: x @ (m.w + (m.w.round() - m.w).detach())),
     "complex view": (EXACT, lambda m, x: complex_scale(m.l(x), m.w)),
     "functional_call with derived weights": (
-        EXACT, lambda m, x: functional_call(m.l, {"weight": m.w * 2, "bias": m.w[0]}, (x,)),
+        EXACT,
+        lambda m, x: functional_call(m.l, {"weight": m.w * 2, "bias": m.w[0]}, (x,)),
     ),
     "functional_call with weights of a sample": (
-        REFUSED, lambda m, x: functional_call(m.l, {"weight": m.l(x), "bias": m.w[0]}, (x,)),
+        REFUSED,
+        lambda m, x: functional_call(m.l, {"weight": m.l(x), "bias": m.w[0]}, (x,)),
     ),
     "vmap over rows": (EITHER, lambda m, x: torch.func.vmap(lambda r: r @ m.w)(x)),
-    "vmap over columns": (EITHER, lambda m, x: torch.func.vmap(
-        lambda c: m.w @ c, in_dims=1, out_dims=1)(m.l(x))),
-    "vmap over weights": (EXACT, lambda m, x: torch.func.vmap(
-        lambda w: x * w, out_dims=1)(m.w)),
+    "vmap over columns": (
+        EITHER,
+        lambda m, x: torch.func.vmap(lambda c: m.w @ c, in_dims=1, out_dims=1)(m.l(x)),
+    ),
+    "vmap over weights": (EXACT, lambda m, x: torch.func.vmap(lambda w: x * w, out_dims=1)(m.w)),
     "jacrev inside": (EITHER, lambda m, x: torch.func.jacrev(lambda w: (x @ w).sum(1))(m.w)[:, 0]),
     "aten overload": (EITHER, lambda m, x: torch.ops.aten.mm.default(x, m.w)),
     "aten overload over samples": (REFUSED, lambda m, x: torch.ops.aten.mm(m.w, m.l(x))),
@@ -138,10 +165,12 @@ SQUARE: Table = {
     "torch functions disabled": (EITHER, lambda m, x: disabled(lambda: x @ m.w) * m.l(x)),
     "torch functions disabled, partly": (EITHER, lambda m, x: disabled(lambda: x @ m.w) @ m.w),
     "mixing while torch functions are disabled": (
-        REFUSED, lambda m, x: disabled(lambda: m.l(x).flip(0)) * m.l(x) @ m.w,
+        REFUSED,
+        lambda m, x: disabled(lambda: m.l(x).flip(0)) * m.l(x) @ m.w,
     ),
     "in place while torch functions are disabled": (
-        REFUSED, lambda m, x: hidden_write(m.l(x) * 1, (m.l(x) @ m.w)),
+        REFUSED,
+        lambda m, x: hidden_write(m.l(x) * 1, (m.l(x) @ m.w)),
     ),
     "inner gradient step": (REFUSED, lambda m, x: inner_step(m, x, True)),
     "inner gradient step, first order": (EITHER, lambda m, x: inner_step(m, x, False)),
@@ -154,22 +183,30 @@ SQUARE: Table = {
     "unused output": (EXACT, lambda m, x: (x @ m.w, m.l(x))[1]),
     "mixed but unused": (EITHER, lambda m, x: ((x @ m.w).mean(0), m.l(x))[1]),
     "deterministic jitter": (EXACT, lambda m, x: x @ (m.w + 0.01 * rand(N, N, seed=7))),
-    "kron": (EXACT, lambda m, x: (x[:, :2] @ torch.kron(m.w[:1, :2], m.w[:2, :2]).T[:2])),
+    "kron": (EXACT, lambda m, x: x[:, :2] @ torch.kron(m.w[:1, :2], m.w[:2, :2]).T[:2]),
     "broadcast (n, 1, d) by a parameter": (EXACT, lambda m, x: (x[:, None] * m.w).prod(1)),
-    "broadcast (1, n, d) by a parameter": (REFUSED, lambda m, x: (m.l(x)[None] * m.w[:, None])),
+    "broadcast (1, n, d) by a parameter": (REFUSED, lambda m, x: m.l(x)[None] * m.w[:, None]),
     "group norm weight": (EXACT, lambda m, x: F.group_norm(x[..., None], 2, m.w[0], m.w[1])),
     "layer norm weight": (EXACT, lambda m, x: F.layer_norm(x, (N,), m.w[0], m.w[1])),
     "conv kernel": (EXACT, lambda m, x: F.conv1d(x[:, None], m.w[:, None, :3])),
     "conv of unbatched input": (REFUSED, lambda m, x: F.conv1d(m.l(x), m.w[:, :, None])),
     "conv of unbatched raw input": (EITHER, lambda m, x: F.conv1d(x, m.w[:, :, None])),
-    "conv over samples": (REFUSED, lambda m, x: F.conv1d(m.l(x).T[None], m.w[:, :, None].expand(
-        N, N, 3), padding=1)[0].T),
-    "pointwise conv, samples as length": (EITHER, lambda m, x: F.conv1d(
-        m.l(x).T[None], m.w[:, :, None])[0].T),
-    "depthwise conv, samples as channels": (EITHER, lambda m, x: F.conv1d(
-        m.l(x)[None], m.w[:, None, :3], padding=1, groups=N)[0]),
-    "grouped conv, samples as channels": (REFUSED, lambda m, x: F.conv1d(
-        m.l(x)[None], m.w[:, :2, None], groups=2)[0]),
+    "conv over samples": (
+        REFUSED,
+        lambda m, x: F.conv1d(m.l(x).T[None], m.w[:, :, None].expand(N, N, 3), padding=1)[0].T,
+    ),
+    "pointwise conv, samples as length": (
+        EITHER,
+        lambda m, x: F.conv1d(m.l(x).T[None], m.w[:, :, None])[0].T,
+    ),
+    "depthwise conv, samples as channels": (
+        EITHER,
+        lambda m, x: F.conv1d(m.l(x)[None], m.w[:, None, :3], padding=1, groups=N)[0],
+    ),
+    "grouped conv, samples as channels": (
+        REFUSED,
+        lambda m, x: F.conv1d(m.l(x)[None], m.w[:, :2, None], groups=2)[0],
+    ),
     "bilinear form": (EXACT, lambda m, x: F.bilinear(x, m.l(x), m.w[None])),
     "embedding_bag": (EITHER, lambda m, x: F.embedding_bag(x.argsort(1), m.w, mode="sum") * x),
 }
@@ -263,7 +300,8 @@ def parametrized() -> Iterator[Case]:
         "old weight_norm": lambda: weight_norm(lin()),
         "orthogonal": lambda: parametrizations.orthogonal(lin()),
         "orthogonal by householder": lambda: parametrizations.orthogonal(
-            lin(), orthogonal_map="householder"),
+            lin(), orthogonal_map="householder"
+        ),
         "own": lambda: register_parametrization(lin(), "weight", Scaled()),
         "spectral_norm, eval": lambda: parametrizations.spectral_norm(lin()).eval(),
     }

@@ -12,8 +12,23 @@ from torch.nn import functional as F
 import persample
 from persample.testing import oracle
 
-from .attacks_base import EITHER, EXACT, REFUSED, N, Net, Rows, Script, dense, ints, lin, rand
-from .attacks_base import row_losses, seeded, spread, trainable
+from .attacks_base import (
+    EITHER,
+    EXACT,
+    REFUSED,
+    N,
+    Net,
+    Rows,
+    Script,
+    dense,
+    ints,
+    lin,
+    rand,
+    row_losses,
+    seeded,
+    spread,
+    trainable,
+)
 
 Pair = tuple[Rows, Rows]
 X, Y = rand(N, N), rand(N, N, seed=3)
@@ -45,7 +60,9 @@ def both(model: nn.Module, losses_of: Callable[[], Tensor], **options: Any) -> P
     return found(model, losses_of, **options), native(model, losses_of())
 
 
-def scaled(model: nn.Module, scalar_of: Callable[[], Tensor], losses_of: Callable[[], Tensor]) -> Pair:
+def scaled(
+    model: nn.Module, scalar_of: Callable[[], Tensor], losses_of: Callable[[], Tensor]
+) -> Pair:
     """A scalar; the rows expected are those of the losses that it is the sum of."""
     return found(model, scalar_of), native(model, losses_of())
 
@@ -136,8 +153,11 @@ SCALARS: dict[str, tuple[str, Callable[[Tensor], Tensor], Callable[[Tensor], Ten
     "product": (REFUSED, lambda v: v.prod(), None),
     "norm": (REFUSED, lambda v: v.norm(), None),
     "variance": (REFUSED, lambda v: v.var(), None),
-    "sum times the detached sum": (EITHER, lambda v: v.sum() * v.detach().sum(),
-                                   lambda v: v * v.detach().sum()),
+    "sum times the detached sum": (
+        EITHER,
+        lambda v: v.sum() * v.detach().sum(),
+        lambda v: v * v.detach().sum(),
+    ),
     "sum times the sum": (REFUSED, lambda v: v.sum() * v.sum(), None),
     "sum times its inverse": (REFUSED, lambda v: v.sum() / (1 + v.square().sum()), None),
     "two sums": (EXACT, lambda v: v.sum() + v.square().mean(), lambda v: v + v.square() / N),
@@ -145,7 +165,10 @@ SCALARS: dict[str, tuple[str, Callable[[Tensor], Tensor], Callable[[Tensor], Ten
     "median": (EITHER, lambda v: v.median(), lambda v: v * (v == v.median())),
     "one sample": (EITHER, lambda v: v[2], lambda v: v * torch.tensor([0, 0, 1, 0])),
     "difference of two samples": (
-        EITHER, lambda v: v[2] - v[0], lambda v: v * torch.tensor([-1, 0, 1, 0])),
+        EITHER,
+        lambda v: v[2] - v[0],
+        lambda v: v * torch.tensor([-1, 0, 1, 0]),
+    ),
     "half": (EITHER, lambda v: v[:2].sum(), lambda v: v * torch.tensor([1, 1, 0, 0])),
     "mean of a mask": (EITHER, lambda v: v[LABELS > 0].mean(), lambda v: v * (LABELS > 0) / 3),
     "softplus of the sum": (REFUSED, lambda v: F.softplus(v.sum()), None),
@@ -160,8 +183,10 @@ SCALARS: dict[str, tuple[str, Callable[[Tensor], Tensor], Callable[[Tensor], Ten
     "sum of a product with the flip": (REFUSED, lambda v: (v * v.flip(0)).sum(), None),
     "sum of the sorted": (EITHER, lambda v: v.sort()[0].sum(), lambda v: v),
     "weighted by rank": (
-        EITHER, lambda v: v.sort()[0] @ torch.arange(N).double(),
-        lambda v: v * v.argsort().argsort()),
+        EITHER,
+        lambda v: v.sort()[0] @ torch.arange(N).double(),
+        lambda v: v * v.argsort().argsort(),
+    ),
 }
 
 
@@ -171,32 +196,65 @@ def scalars() -> Iterator[Script]:
     for name, (expectation, scalar, parts) in SCALARS.items():
         parts = parts or (lambda v: v / N)
         run = lambda scalar=scalar, parts=parts: scaled(
-            model, lambda: scalar(spread(model(X))), lambda: parts(spread(model(X))))
+            model, lambda: scalar(spread(model(X))), lambda: parts(spread(model(X)))
+        )
         yield Script(f"scalar: {name}", run, expectation)
     ce = lambda **o: F.cross_entropy(model(X), LABELS, **o)
-    yield Script("scalar: cross entropy", lambda: scaled(
-        model, ce, lambda: ce(reduction="none") / N), EXACT)
-    yield Script("scalar: cross entropy with ignored labels", lambda: scaled(
-        model, lambda: ce(ignore_index=1), lambda: ce(ignore_index=1, reduction="none") / 2), EITHER)
+    yield Script(
+        "scalar: cross entropy", lambda: scaled(model, ce, lambda: ce(reduction="none") / N), EXACT
+    )
+    yield Script(
+        "scalar: cross entropy with ignored labels",
+        lambda: scaled(
+            model, lambda: ce(ignore_index=1), lambda: ce(ignore_index=1, reduction="none") / 2
+        ),
+        EITHER,
+    )
     weights = torch.arange(1.0, 5).double()
-    yield Script("scalar: cross entropy with class weights", lambda: scaled(
-        model, lambda: ce(weight=weights),
-        lambda: ce(weight=weights, reduction="none") / weights[LABELS].sum()), EITHER)
-    yield Script("scalar: batchmean", lambda: scaled(
-        model, lambda: F.kl_div(model(X), Y.softmax(1), reduction="batchmean"),
-        lambda: F.kl_div(model(X), Y.softmax(1), reduction="none").sum(1) / N), EXACT)
+    yield Script(
+        "scalar: cross entropy with class weights",
+        lambda: scaled(
+            model,
+            lambda: ce(weight=weights),
+            lambda: ce(weight=weights, reduction="none") / weights[LABELS].sum(),
+        ),
+        EITHER,
+    )
+    yield Script(
+        "scalar: batchmean",
+        lambda: scaled(
+            model,
+            lambda: F.kl_div(model(X), Y.softmax(1), reduction="batchmean"),
+            lambda: F.kl_div(model(X), Y.softmax(1), reduction="none").sum(1) / N,
+        ),
+        EXACT,
+    )
     decay = lambda: spread(model(X)).sum() + model.l.weight.square().sum()
-    yield Script("scalar: sum and weight decay", lambda: scaled(
-        model, decay, lambda: spread(model(X))), REFUSED)
+    yield Script(
+        "scalar: sum and weight decay",
+        lambda: scaled(model, decay, lambda: spread(model(X))),
+        REFUSED,
+    )
     mean_decay = lambda: (spread(model(X)) + model.l.weight.square().sum()).mean()
-    yield Script("scalar: mean of regularised losses", lambda: scaled(
-        model, mean_decay, lambda: (spread(model(X)) + model.l.weight.square().sum()) / N), EITHER)
+    yield Script(
+        "scalar: mean of regularised losses",
+        lambda: scaled(
+            model, mean_decay, lambda: (spread(model(X)) + model.l.weight.square().sum()) / N
+        ),
+        EITHER,
+    )
     learned = lambda: (spread(model(X)) * model(X)[:, 0]).sum() / model(X)[:, 0].sum()
-    yield Script("scalar: normalised by learned weights", lambda: scaled(
-        model, learned, lambda: spread(model(X))), REFUSED)
+    yield Script(
+        "scalar: normalised by learned weights",
+        lambda: scaled(model, learned, lambda: spread(model(X))),
+        REFUSED,
+    )
     by_weight = lambda: spread(model(X)).mean() * model.l.weight.sum()
-    yield Script("scalar: mean times a parameter", lambda: scaled(
-        model, by_weight, lambda: spread(model(X)) * model.l.weight.sum() / N), EITHER)
+    yield Script(
+        "scalar: mean times a parameter",
+        lambda: scaled(model, by_weight, lambda: spread(model(X)) * model.l.weight.sum() / N),
+        EITHER,
+    )
 
 
 def marks() -> Iterator[Script]:
@@ -216,22 +274,42 @@ def marks() -> Iterator[Script]:
     yield Script("sample_ids", lambda: (found(model, run, **options), grouped(3, ids)), EITHER)
     mixed = torch.tensor([2, 0, 1, 0, 2, 1])
     options = {"n": 3, "sample_ids": mixed}
-    yield Script("sample_ids, interleaved", lambda: (
-        found(model, run, **options), grouped(3, mixed)), EITHER)
+    yield Script(
+        "sample_ids, interleaved", lambda: (found(model, run, **options), grouped(3, mixed)), EITHER
+    )
     halves = lambda: spread(model(rows).view(3, 2, N).sum(1))
-    yield Script("sample_ids, grouped as declared by pairs", lambda: (
-        found(model, halves, n=3, sample_ids=torch.arange(3).repeat_interleave(2)),
-        native(model, halves())), EITHER)
-    yield Script("sample_ids, grouped otherwise", lambda: (
-        found(model, halves, n=3, sample_ids=mixed), native(model, halves())), REFUSED)
-    yield Script("sample_ids out of range", lambda: (
-        found(model, run, n=2, sample_ids=ids), grouped(3, ids)), REFUSED)
-    yield Script("sample_ids, none for one row", lambda: (
-        found(model, run, n=3, sample_ids=torch.tensor([0, -1, 1, 2, 2, 2])),
-        grouped(3, torch.tensor([0, -1, 1, 2, 2, 2]))), EITHER)
+    yield Script(
+        "sample_ids, grouped as declared by pairs",
+        lambda: (
+            found(model, halves, n=3, sample_ids=torch.arange(3).repeat_interleave(2)),
+            native(model, halves()),
+        ),
+        EITHER,
+    )
+    yield Script(
+        "sample_ids, grouped otherwise",
+        lambda: (found(model, halves, n=3, sample_ids=mixed), native(model, halves())),
+        REFUSED,
+    )
+    yield Script(
+        "sample_ids out of range",
+        lambda: (found(model, run, n=2, sample_ids=ids), grouped(3, ids)),
+        REFUSED,
+    )
+    yield Script(
+        "sample_ids, none for one row",
+        lambda: (
+            found(model, run, n=3, sample_ids=torch.tensor([0, -1, 1, 2, 2, 2])),
+            grouped(3, torch.tensor([0, -1, 1, 2, 2, 2])),
+        ),
+        EITHER,
+    )
     yield Script("mark with ids", lambda: (marked(model, rows, ids), grouped(3, ids)), EITHER)
-    yield Script("mark the wrong axis", lambda: (
-        marked_axis(model, 1), native(model, spread(model(X)))), EITHER)
+    yield Script(
+        "mark the wrong axis",
+        lambda: (marked_axis(model, 1), native(model, spread(model(X)))),
+        EITHER,
+    )
     yield Script("gradient penalty of a marked input", penalty, EITHER)
     yield Script("input that requires a gradient", leaf_input, EXACT)
     yield Script("input from another model", other_model, EXACT)
@@ -451,13 +529,13 @@ def failed_backward_first() -> Pair:
 
 
 def user_backward_first() -> Pair:
-    """A plain backward on the losses before the tape's."""
+    """A plain backward on the losses before the tape's: both count, as they do in ``.grad``."""
     model = two()
     with persample.record(model) as tape:
         losses = spread(model(X))
         losses.sum().backward(retain_graph=True)
         tape.backward(losses)
-    return tape.grads(), native(model, spread(model(X)))
+    return tape.grads(), doubled(native(model, spread(model(X))), 2.0)
 
 
 def user_backward_only() -> Pair:
@@ -466,6 +544,81 @@ def user_backward_only() -> Pair:
     with persample.record(model) as tape:
         (3 * spread(model(X))).sum().backward()
     return tape.grads(), native(model, 3 * spread(model(X)))
+
+
+def mixed_backward_first() -> Pair:
+    """A plain backward of a loss that mixes, before the tape's."""
+    model = two()
+    with persample.record(model) as tape:
+        out = model(X)
+        (out.sum() ** 2).backward(retain_graph=True)
+        tape.backward(spread(out))
+    return tape.grads(), native(model, spread(model(X)))
+
+
+def mixed_backward_after() -> Pair:
+    """A plain backward of a loss that mixes, after the block."""
+    model = two()
+    with persample.record(model) as tape:
+        out = model(X)
+        tape.backward(spread(out), retain_graph=True)
+    (out.sum() ** 2).backward()
+    return tape.grads(), native(model, spread(model(X)))
+
+
+def saliency_first() -> Pair:
+    """autograd.grad of a loss that mixes, by a hidden tensor, before the tape's backward."""
+    model = two()
+    with persample.record(model) as tape:
+        hidden = model.l(X).tanh()
+        out = model.k(hidden)
+        torch.autograd.grad(out.sum() ** 2, hidden, retain_graph=True)
+        tape.backward(spread(out))
+    return tape.grads(), native(model, spread(model(X)))
+
+
+def kept_gradient() -> Pair:
+    """A hook keeps a gradient; it is overwritten before the query."""
+    model = two()
+    kept: list[Tensor] = []
+    with persample.record(model) as tape:
+        out = model(X)
+        out.register_hook(lambda grad: kept.append(grad))
+        tape.backward(spread(out))
+    kept[0].zero_()
+    return tape.grads(), native(model, spread(model(X)))
+
+
+def retained_gradient() -> Pair:
+    """A retained gradient is overwritten before the query."""
+    model = two()
+    with persample.record(model) as tape:
+        out = model(X)
+        out.retain_grad()
+        tape.backward(spread(out))
+    out.grad.zero_()
+    return tape.grads(), native(model, spread(model(X)))
+
+
+def hidden_overwritten() -> Pair:
+    """An activation is overwritten before the query."""
+    model = two()
+    with persample.record(model) as tape:
+        hidden = model.l(X).tanh()
+        tape.backward(spread(model.k(hidden)))
+    with torch.no_grad():
+        hidden.zero_()
+    return tape.grads(), native(model, spread(model(X)))
+
+
+def buffer_of_batches() -> Pair:
+    """One input buffer for two batches inside one block."""
+    model, buffer = two(), X.clone()
+    with persample.record(model) as tape:
+        tape.backward(spread(model(buffer)))
+        buffer.copy_(Y)
+        tape.backward(spread(model(buffer)))
+    return tape.grads(), native(model, spread(model(X)) + spread(model(Y)))
 
 
 def changed(when: str, what: str) -> Callable[[], Pair]:
@@ -689,7 +842,7 @@ ORDERS: dict[str, tuple[str, Callable[[], Pair]]] = {
     "losses of another tape": (REFUSED, crossed_tapes),
     "several forwards": (EXACT, several_forwards),
     "two batches, row by row": (EITHER, other_samples),
-    "two batches of different sizes": (REFUSED, other_size),
+    "two batches of different sizes": (EITHER, other_size),
     "fed back": (EXACT, fed_back),
     "fed back, crossed": (REFUSED, fed_back_crossed),
     "fed back, transposed": (REFUSED, fed_back_transposed),
@@ -699,6 +852,13 @@ ORDERS: dict[str, tuple[str, Callable[[], Pair]]] = {
     "refused backward, then right": (EITHER, failed_backward_first),
     "plain backward first": (EITHER, user_backward_first),
     "plain backward only": (EITHER, user_backward_only),
+    "plain mixing backward first": (REFUSED, mixed_backward_first),
+    "plain mixing backward after": (EITHER, mixed_backward_after),
+    "saliency first": (EITHER, saliency_first),
+    "kept gradient overwritten": (EITHER, kept_gradient),
+    "retained gradient overwritten": (EITHER, retained_gradient),
+    "activation overwritten": (EITHER, hidden_overwritten),
+    "one input buffer, two batches": (EITHER, buffer_of_batches),
     "cached before the block": (EITHER, cached_outside),
     "cached before the block, partly": (EITHER, cached_partly),
     "cached between blocks": (EITHER, cached_between),
@@ -721,9 +881,13 @@ ORDERS: dict[str, tuple[str, Callable[[], Pair]]] = {
     "loop: transposed": (EXACT, loop(lambda m, x: m.l(x).T, l=lin())),
     "loop: dropout": (EXACT, loop(lambda m, x: F.dropout(m.l(x)).cumsum(0), l=lin())),
     "loop: batch norm": (
-        EXACT, loop(lambda m, x: m.b(m.l(x)), l=lin(), b=seeded(nn.BatchNorm1d(N)))),
-    "loop: half opaque": (EXACT, loop(
-        lambda m, x: m.l(x) + torch.linalg.solve(m.w, x.T).T, l=lin(), w=rand(N, N, seed=6))),
+        EXACT,
+        loop(lambda m, x: m.b(m.l(x)), l=lin(), b=seeded(nn.BatchNorm1d(N))),
+    ),
+    "loop: half opaque": (
+        EXACT,
+        loop(lambda m, x: m.l(x) + torch.linalg.solve(m.w, x.T).T, l=lin(), w=rand(N, N, seed=6)),
+    ),
 }
 
 

@@ -7,6 +7,7 @@ results, and the gradients it returns must come out with samples apart.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +17,7 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from .errors import Reason, here
 from .layout import Constant, Layout, State
-from .marks import Derived, Mark, unseen
+from .marks import Derived, Mark, same, unseen
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -57,6 +58,28 @@ class CustomFunctions:
         self.recorder.marks.put(tensor, state, self.recorder.marks.table.get(id(base)))
         self._follow(node, tensor, state)
         return state
+
+    def guarded(self, tensor: Tensor, hook: Callable[[Tensor], Tensor | None]) -> Any:
+        """A user's tensor hook that must keep samples apart while the recorder listens."""
+        state = self.recorder.look(tensor)
+        if not isinstance(state, Layout):
+            return hook
+        marks, ledger, place = self.recorder.marks, self.recorder.tape._ledger, here()
+
+        def run(grad: Tensor) -> Tensor | None:
+            if not ledger.receiving:
+                return hook(grad)
+            with torch._C.DisableTorchFunction():
+                marks.put(grad, state)
+            new = hook(grad)
+            with torch._C.DisableTorchFunction():
+                for result in (grad, new):
+                    if result is not None and not same(self.recorder.look(result), state):
+                        why = "a tensor hook changes gradients across samples, or hides how"
+                        self._report(Reason("register_hook", why, (tuple(grad.shape),), place))
+            return new
+
+        return run
 
     def _follow(self, node: Any, tensor: Tensor, state: State) -> None:
         known = self._nodes.get(id(node))

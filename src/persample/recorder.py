@@ -186,6 +186,8 @@ class Recorder:
         """Any call that is not a mere look at an attribute."""
         if func in ENGINE:
             return self._engine(func, args, kwargs)
+        if func is Tensor.register_hook:
+            return func(args[0], self.custom.guarded(args[0], *args[1:], **kwargs))
         if operator.enter and func not in self.entering:
             return self._enter(func, args, kwargs)
         tensors: list[Tensor] = []

@@ -69,7 +69,7 @@ _METHODS = frozenset(
     data_ptr const_data_ptr get_device dim_order __len__ __bool__ __int__ __float__ __index__
     __complex__ __long__ __nonzero__ __contains__ __format__ __repr__ __hash__ __reduce_ex__
     __setstate__ __deepcopy__ __dlpack__ __dlpack_device__ __array__ numpy tolist item allclose
-    equal register_hook register_post_accumulate_grad_hook retain_grad _is_view sparse_dim dense_dim
+    equal register_post_accumulate_grad_hook retain_grad _is_view sparse_dim dense_dim
     qscheme record_stream requires_grad_ broadcast_shapes result_type can_cast promote_types
     is_tensor is_storage typename get_default_dtype""".split()
 )
