@@ -3,7 +3,7 @@
 python -m tests.attacks                all, prints failures and totals
 python -m tests.attacks einsum pad     cases whose name contains a word
 python -m tests.attacks -v             every case
-python -m tests.attacks --loop         record with unproven="loop"
+python -m tests.attacks --loop         record with unproven="loop": mixing is answered natively
 python -m tests.attacks --verify       record with verify=True
 """
 
@@ -13,38 +13,46 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from importlib import import_module
 from itertools import chain
 from typing import Any
 
-from . import (
-    attacks_axes,
-    attacks_graph,
-    attacks_losses,
-    attacks_memory,
-    attacks_modules,
-    attacks_params,
-    attacks_scripts,
-)
-from .attacks_base import Case, Script, Verdict, judge, judge_script
+from .attacks_base import EITHER, REFUSED, Case, Script, Verdict, judge, judge_script
 
-PARTS = (
-    attacks_axes,
-    attacks_memory,
-    attacks_params,
-    attacks_modules,
-    attacks_losses,
-    attacks_graph,
+CASES = (
+    "axes",
+    "reshapes",
+    "calls",
+    "subscripts",
+    "indexing",
+    "writes",
+    "params",
+    "shared",
+    "modules",
+    "inputs",
+    "losses",
+    "tokens",
+    "functions",
+    "hooks",
+    "tricks",
+    "hidden",
 )
+SCRIPTS = ("scripts", "orders", "stale", "choices")
+
+
+def part(name: str) -> Any:
+    """One file of attacks."""
+    return import_module(f"{__package__}.attacks_{name}")
 
 
 def cases() -> Iterator[Case]:
     """Every (name, model, batch, loss_fn, expectation)."""
-    return chain.from_iterable(part.cases() for part in PARTS)
+    return chain.from_iterable(part(name).cases() for name in CASES)
 
 
 def scripts() -> Iterator[Script]:
     """Ways to use the interface that do not fit into one call of a loss function."""
-    return attacks_scripts.scripts()
+    return chain.from_iterable(part(name).scripts() for name in SCRIPTS)
 
 
 def verdicts(words: list[str], **options: Any) -> Iterator[tuple[Case | Script, Verdict]]:
@@ -58,6 +66,12 @@ def verdicts(words: list[str], **options: Any) -> Iterator[tuple[Case | Script, 
             yield item, judge(item, **options)
 
 
+def allowed(item: Case | Script, options: dict[str, Any]) -> str:
+    """The expectation; a loop may answer what mixes, with the gradient of each loss."""
+    answered = options.get("unproven") == "loop" and isinstance(item, Case)
+    return EITHER if answered and item.expectation == REFUSED else item.expectation
+
+
 def main(arguments: list[str]) -> int:
     """Print a line per case that breaks the contract, and totals."""
     words = [a for a in arguments if not a.startswith("-")]
@@ -68,11 +82,12 @@ def main(arguments: list[str]) -> int:
     broken = 0
     for item, verdict in verdicts(words, **options):
         totals[verdict.outcome] += 1
-        bad = not verdict.fits(item.expectation)
+        expectation = allowed(item, options)
+        bad = not verdict.fits(expectation)
         broken += bad
         if bad or words or "-v" in arguments:
             mark = "!" if bad else " "
-            print(f"{mark} {verdict.outcome:8}{item.name} [{item.expectation}]  {verdict.detail}")
+            print(f"{mark} {verdict.outcome:8}{item.name} [{expectation}]  {verdict.detail}")
     print(dict(totals), f"{sum(totals.values())} cases, {broken} against expectation")
     return 1 if broken else 0
 

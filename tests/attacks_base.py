@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import threading
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -108,6 +110,34 @@ def case(name: str, expectation: str, body: Callable[..., Any], *batch: Any, **p
     return Case(name, Net(body, **parts), batch or (rand(N, N),), row_losses, expectation)
 
 
+def seeded_losses(model: nn.Module, batch: Any) -> Tensor:
+    """The default loss after setting the seed."""
+    torch.manual_seed(3)
+    return row_losses(model, batch)
+
+
+def script(thing: Any) -> Any:
+    """Compiled by TorchScript, without its warning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.jit.script(thing)
+
+
+def unseen(function: Callable[[], Any]) -> Any:
+    """The result of a function that no torch function mode sees."""
+    with torch._C.DisableTorchFunction():
+        return function()
+
+
+def elsewhere(function: Callable[[], Tensor]) -> Tensor:
+    """The result of a function run by another thread."""
+    results: list[Tensor] = []
+    thread = threading.Thread(target=lambda: results.append(function()))
+    thread.start()
+    thread.join()
+    return results[0]
+
+
 Table = dict[str, tuple[str, Callable[..., Any]]]
 
 
@@ -204,7 +234,9 @@ def truths(item: Case) -> tuple[Tensor, dict[str, Rows], bool]:
 
 
 def copied(model: nn.Module) -> nn.Module:
-    """A fresh model where it can be copied."""
+    """A fresh model where it can be copied (the parameters of a copied script are no leaves)."""
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        return model
     try:
         return copy.deepcopy(model)
     except Exception:

@@ -13,7 +13,7 @@ SOURCE = Path(persample.__file__).parent
 ORDER = [
     "errors", "layout", "propagate", "forms", "use", "marks", "parameters", "rules", "tap", "enter",
     "inputs", "explain", "clipping", "queries", "ledger", "tape", "custom", "loop", "backward",
-    "meeting", "recorder", "testing", "check",
+    "operands", "recurrence", "unroll", "meeting", "recorder", "testing", "check",
 ]  # fmt: skip
 
 

@@ -46,6 +46,13 @@ def tape_backward(
                 fix="compute them inside the block with gradients enabled",
             )
         seed = torch.full_like(losses, factor)
+        hooked = [n for n, p in recorder.parameters.selected.items() if p._backward_hooks]
+        if hooked:
+            raise UsageError(
+                f"the parameter {hooked[0]!r} has a gradient hook",
+                why="per-sample gradients do not pass through it",
+                fix="remove the hook and apply it to the answer",
+            )
     _checked(recorder, losses, seed, factor, retain_graph)
 
 
@@ -63,27 +70,35 @@ def _checked(
                 raise
             loop.one_by_one(recorder, losses, retain_graph=retain_graph)
             return
-    reference = None
-    if recorder.verify:
-        reference = loop.reference(recorder, losses)
+    if recorder.native and recorder.custom.reentrant:
+        raise UsageError(
+            "verify=True and unproven='loop' cannot pass reentrant checkpointing",
+            why="torch allows only a plain backward through it",
+            fix="checkpoint(..., use_reentrant=False)",
+        )
+    # loop: what taps cannot see would be lost, so the answer is compared with autograd's, too
+    reference = None if scalar or not recorder.native else loop.reference(recorder, losses)
     keep = retain_graph or recorder.loop
     with receiving(recorder, factor):
         if recorder.native:
-            inputs = [recorder.anchor]
-            _backward(losses, seed, retain_graph=keep, inputs=inputs)
+            _backward(losses, seed, retain_graph=keep, inputs=[recorder.anchor])
         else:
             _backward(losses, seed, retain_graph=keep)
-    if ledger.trouble is not None:
-        if recorder.loop:
-            ledger.trouble = None
-            loop.one_by_one(recorder, losses, retain_graph=retain_graph)
-            return
-        raise ledger.trouble
-    ledger.backwards += 1
-    ledger.scalar = ledger.scalar or scalar
-    ledger.coupled = ledger.coupled or coupled
-    if reference is not None:
-        loop.compare(recorder, losses, reference)
+    trouble = ledger.trouble
+    if trouble is None:
+        ledger.backwards += 1
+        ledger.scalar = ledger.scalar or scalar
+        ledger.coupled = ledger.coupled or coupled
+        trouble = loop.disagreement(recorder, losses, reference)
+    if trouble is None:
+        return
+    if not recorder.loop:
+        ledger.trouble = trouble
+        raise trouble
+    ledger.trouble = None
+    ledger.clear()
+    ledger.backwards = 0
+    loop.one_by_one(recorder, losses, retain_graph=retain_graph)
 
 
 def _prove(recorder: Recorder, losses: Tensor) -> tuple[bool, Any]:
@@ -172,6 +187,15 @@ def run_grad(recorder: Recorder, args: Sequence[Any], kwargs: dict[str, Any]) ->
     """``torch.autograd.grad`` inside the block: a computation on data, not a backward of losses."""
     names = ("outputs", "inputs", "grad_outputs", "retain_graph", "create_graph")
     given = dict(zip(names, args, strict=False)) | kwargs
+    inputs = given["inputs"]
+    inputs = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+    if not recorder.native and any(isinstance(recorder.look(i), Derived) for i in inputs):
+        raise MixedSamplesError(
+            "torch.autograd.grad by parameters inside a recording",
+            why="parameters are detached while they are recorded, and a step computed from them "
+            "would mix samples",
+            fix=_LOOP,
+        )
     ledger = recorder.tape._ledger
     ledger.muted = True
     try:
@@ -179,8 +203,6 @@ def run_grad(recorder: Recorder, args: Sequence[Any], kwargs: dict[str, Any]) ->
             found = _grad(*args, **kwargs)
     finally:
         ledger.muted = False
-    inputs = given["inputs"]
-    inputs = [inputs] if isinstance(inputs, Tensor) else list(inputs)
     outputs = given["outputs"]
     outputs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
     apart = all(isinstance(recorder.look(o), (Layout, Additive)) for o in outputs)

@@ -1,13 +1,14 @@
-"""A user's own ``autograd.Function`` between parameters and loss.
+"""A user's own ``autograd.Function`` or hook between parameters and loss.
 
-Its forward runs operators that the recorder sees, so the layout of its result is known. What it
-does in backward is Python too: the gradients it receives are marked with the layouts of its
-results, and the gradients it returns must come out with samples apart.
+A function's forward runs operators that the recorder sees, so the layout of its result is known.
+What it does in backward is Python too: the gradients it receives are marked with the layouts of its
+results, and the gradients it returns must come out with the layouts of its arguments.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,12 +16,21 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.utils.checkpoint import CheckpointFunction
 
-from .errors import Reason, here
+from .errors import Place, Reason, here
 from .layout import Constant, Layout, State
-from .marks import Derived, Mark, same, unseen
+from .marks import Mark, same, unseen
 
 if TYPE_CHECKING:
     from .recorder import Recorder
+
+
+@dataclass(slots=True)
+class Followed:
+    """A custom node: the layouts of its results, and of its arguments by edge."""
+
+    node: Any
+    results: dict[int, State] = field(default_factory=dict)
+    arguments: dict[int, Layout] = field(default_factory=dict)
 
 
 class CustomFunctions:
@@ -28,11 +38,24 @@ class CustomFunctions:
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
-        self._nodes: dict[int, tuple[Any, dict[int, State | Derived]]] = {}
+        self.reentrant = False
+        self._nodes: dict[int, Followed] = {}
+        self._read: list[tuple[Tensor, Layout]] = []
 
     def clear(self) -> None:
         """Let go of the graph."""
         self._nodes.clear()
+        self._read.clear()
+
+    def read(self, coloured: list[tuple[Tensor, State]]) -> None:
+        """Tensors of the graph that were read without gradients: a function's arguments, maybe."""
+        for tensor, state in coloured:
+            if isinstance(state, Layout) and tensor.requires_grad:
+                self._read.append((tensor, state))
+
+    def forget(self) -> None:
+        """The function, if there was one, has been left and its result has been seen."""
+        self._read.clear()
 
     def adopt(self, tensor: Tensor, mark: Mark) -> None:
         """A marked tensor became the result of a function the recorder did not see applied."""
@@ -43,6 +66,7 @@ class CustomFunctions:
             mark.state = unseen(f"it got a gradient history from {name}")
             return
         if getattr(type(node), "_forward_cls", None) is CheckpointFunction:
+            self.reentrant = True
             return  # recomputes the forward under the recorder and back-propagates through that
         if isinstance(mark.state, (Layout, Constant)):
             self._follow(node, tensor, mark.state)
@@ -55,6 +79,7 @@ class CustomFunctions:
         state = self.recorder.look(base)
         if not isinstance(state, Layout):
             return None
+        self._read.append((base, state))
         self.recorder.marks.put(tensor, state, self.recorder.marks.table.get(id(base)))
         self._follow(node, tensor, state)
         return state
@@ -75,45 +100,58 @@ class CustomFunctions:
             with torch._C.DisableTorchFunction():
                 for result in (grad, new):
                     if result is not None and not same(self.recorder.look(result), state):
-                        why = "a tensor hook changes gradients across samples, or hides how"
-                        self._report(Reason("register_hook", why, (tuple(grad.shape),), place))
+                        self._report("a tensor hook", result, place)
             return new
 
         return run
 
     def _follow(self, node: Any, tensor: Tensor, state: State) -> None:
         known = self._nodes.get(id(node))
-        if known is not None and known[0] is node:
-            known[1][tensor.output_nr] = state
-            return
-        states: dict[int, State | Derived] = {tensor.output_nr: state}
-        self._nodes[id(node)] = (node, states)
-        place, name = here(), node.name()
-        marks = self.recorder.marks
+        if known is None or known.node is not node:
+            known = self._nodes[id(node)] = Followed(node)
+            self._watch(known, here())
+        known.results[tensor.output_nr] = state
+        for source, layout in self._read:
+            for k, (into, number) in enumerate(node.next_functions):
+                if into is not None and _is_edge(source, into, number):
+                    known.arguments[k] = layout
+
+    def _watch(self, followed: Followed, place: Place | None) -> None:
+        marks, name = self.recorder.marks, followed.node.name()
 
         def before(grads: tuple[Tensor | None, ...]) -> None:
             with torch._C.DisableTorchFunction():
                 for k, grad in enumerate(grads):
-                    if grad is not None and isinstance(states.get(k), Layout):
-                        marks.put(grad, states[k])
+                    state = followed.results.get(k)
+                    if grad is not None and isinstance(state, Layout):
+                        marks.put(grad, state)
 
         def after(found: tuple[Tensor | None, ...], _: Any) -> None:
             with torch._C.DisableTorchFunction():
-                for grad in found:
-                    if grad is not None and not self._apart(grad):
-                        why = f"the backward of {name} does not keep samples apart, or hides how"
-                        reason = Reason(name, why, (tuple(grad.shape),), place)
-                        self._report(reason)
+                for k, grad in enumerate(found):
+                    if grad is not None and not self._apart(grad, followed.arguments.get(k)):
+                        self._report(f"the backward of {name}", grad, place)
 
-        node.register_prehook(before)
-        node.register_hook(after)
+        followed.node.register_prehook(before)
+        followed.node.register_hook(after)
 
-    def _apart(self, grad: Tensor) -> bool:
+    def _apart(self, grad: Tensor, expected: Layout | None) -> bool:
         state = self.recorder.look(grad)
-        return isinstance(state, Layout) or (state is None and not bool(grad.any()))
+        if isinstance(state, Layout):
+            return expected is not None and same(state, expected)
+        return state is None and not bool(grad.any())
 
-    def _report(self, reason: Reason) -> None:
+    def _report(self, who: str, grad: Tensor, place: Place | None) -> None:
         ledger = self.recorder.tape._ledger
         if ledger.receiving and ledger.trouble is None:
+            why = f"{who} does not keep samples apart, or hides how"
+            reason = Reason(who, why, (tuple(grad.shape),), place)
             fix = 'record(..., unproven="loop") back-propagates each loss by itself'
-            ledger.trouble = reason.error("a custom autograd.Function cannot be followed", fix=fix)
+            ledger.trouble = reason.error("gradients cannot be followed in backward", fix=fix)
+
+
+def _is_edge(tensor: Tensor, node: Any, number: int) -> bool:
+    """Whether a graph edge leads to this tensor."""
+    if tensor.grad_fn is None:
+        return getattr(node, "variable", None) is tensor
+    return tensor.grad_fn is node and tensor.output_nr == number

@@ -63,6 +63,7 @@ class Inputs:
         self.tensors = {id(c) for c in given if isinstance(c, Tensor)}
         self.keep_alive = [c for c in given if isinstance(c, Tensor)]
         self.seen: list[Seen] = []
+        self.storages: set[int] = set()
         self._handles: list[Any] = []
         self._inside: Any = None
 
@@ -109,13 +110,15 @@ class Inputs:
         if self.recorder.n is None:
             self.recorder.n = self._infer(fresh)
         for path, value in fresh:
+            tensor = value.data if isinstance(value, PackedSequence) else value
+            if tensor.layout is torch.strided:
+                self.storages.add(tensor.untyped_storage().data_ptr())
             self._mark(path, value)
 
     def _fresh(self, value: Any) -> bool:
-        """Not known yet (a leaf that requires a gradient is known as a constant only)."""
-        tensor = value.data if isinstance(value, PackedSequence) else value
-        state = self.recorder.look(tensor)
-        return state is None or isinstance(state, Constant) and tensor.is_leaf
+        """Not known to hold samples yet."""
+        state = self.recorder.look(value.data if isinstance(value, PackedSequence) else value)
+        return state is None or isinstance(state, Constant)
 
     def _declared(self, path: str, value: Any) -> bool:
         parts = path.split(".")

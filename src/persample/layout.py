@@ -114,6 +114,8 @@ def _closed_form(ids: Tensor, n: int) -> int | None:
     if n == 0 or size == 0 or size % n:
         return None
     wild = ids < 0
+    if 2 * int(wild.sum()) > size:  # too little is known to guess the rest
+        return None
     index = torch.arange(size, device=ids.device)
     repeats = size // n
     for inner in sorted((d for d in range(1, repeats + 1) if repeats % d == 0), reverse=True):
@@ -249,8 +251,12 @@ def squeeze_colours(ids: Tensor) -> Tensor:
                 ids = ids.narrow(d, 0, 1)
                 continue
             top = ids.amax(d, keepdim=True)
-            if bool(((ids == top) | (ids < 0)).all()):
-                ids = top
+            wild = ids < 0
+            if not bool(((ids == top) | wild).all()):
+                continue
+            if top.numel() == 1 and bool(wild.any()):  # one sample so far: others may follow
+                continue
+            ids = top
     return ids
 
 

@@ -9,12 +9,20 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .errors import MixedSamplesError, PersampleError, Reason, StaleError, UsageError
+from .errors import (
+    MissedUseError,
+    MixedSamplesError,
+    PersampleError,
+    Reason,
+    StaleError,
+    UsageError,
+    describe,
+)
 from .forms import Dense, Form, Part, Replay, total
 from .forms.pullback import Pullback
 from .marks import version
 from .rules import RULES, Unsuited, generic
-from .use import Firing, Operand, Use
+from .use import Firing, Operand, Use, comes_back
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -28,6 +36,7 @@ class Entry:
     operand: Operand
     form: Form
     rule: str
+    versions: list[tuple[Tensor, int]]
 
 
 class Ledger:
@@ -76,15 +85,34 @@ class Ledger:
                     fix="call tape.backward(losses)",
                 )
             return
+        for reason, grad in zip(use.refused, grads, strict=True):
+            if reason is not None and grad is not None:
+                self.trouble = self.trouble or reason.error("samples meet before the loss")
+                return
         with torch._C.DisableTorchFunction(), torch.no_grad():
+            if not comes_back(use.fingerprint, saved):
+                self.trouble = self.trouble or MissedUseError(
+                    f"what {use.operator} saved in forward is not what came back in backward",
+                    where=describe(use.place),
+                    why="saved-tensor hooks, or a recomputation that the recorder could not follow",
+                    fix="use checkpoint(..., use_reentrant=False) without nesting, or no hooks",
+                )
+                return
             scaled = tuple(None if g is None else self._unscaled(g.detach()) for g in grads)
-            firing = Firing(tuple(t.detach() for t in saved), scaled)
+            firing = Firing(tuple(self._own(t.detach()) for t in saved), scaled)
             use.fired += 1
             forms, name = self._forms_of(use, firing)
             for operand, form in zip(use.operands, forms, strict=True):
                 if form is not None and operand.wanted:
-                    self.entries.append(Entry(use, operand, _small(form), name))
+                    form = _small(form)
+                    seen = [(t, version(t)) for t in form.tensors()]
+                    self.entries.append(Entry(use, operand, form, name, seen))
         self._cache.clear()
+
+    def _own(self, tensor: Tensor) -> Tensor:
+        """A copy of what lies in the caller's own input buffers: they may be refilled unseen."""
+        where = tensor.untyped_storage().data_ptr()
+        return tensor.clone() if where in self.recorder.inputs.storages else tensor
 
     def _unscaled(self, grad: Tensor) -> Tensor:
         if self.factor == 1.0:
@@ -156,7 +184,7 @@ class Ledger:
             return [(view.name, Part(form, shape, view.strides, view.offset))]
         selected = self.recorder.parameters.selected
         return [
-            (name, Pullback(form, operand.edge, selected[name]))
+            (name, Pullback(form, operand.edge, selected[name], operand.value.dtype))
             for name in self.sources(operand)
             if name in names
         ]
@@ -193,6 +221,12 @@ class Ledger:
                 raise StaleError(
                     f"the parameter {operand.name!r} was modified after it was recorded",
                     fix="ask the tape before optimizer.step()",
+                )
+            if any(version(t) != seen for t, seen in entry.versions):
+                raise StaleError(
+                    f"data recorded for {entry.use.operator} were overwritten in place",
+                    where=describe(entry.use.place),
+                    fix="ask the tape before activations, gradients or input buffers are reused",
                 )
 
 

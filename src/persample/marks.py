@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .errors import Reason, here
@@ -23,10 +24,10 @@ class Derived:
 class Family:
     """Tensors that share memory share a version counter; what was seen of it last."""
 
-    __slots__ = ("epoch", "version")
+    __slots__ = ("epoch", "history", "version")
 
     def __init__(self, version: int) -> None:
-        self.version, self.epoch = version, 0
+        self.version, self.epoch, self.history = version, 0, False
 
 
 class Mark:
@@ -71,6 +72,28 @@ class Marks:
         if known is not None and changed:
             known.family.epoch += 1
         self.put(tensor, state)
+        if tensor.requires_grad:
+            self.table[id(tensor)].family.history = True
+
+    def twin(self, tensor: Tensor) -> State | Derived | None:
+        """The state of a live tensor that is the same memory seen the same way."""
+        if tensor.layout is not torch.strided or not tensor.numel():
+            return None
+        where, shape, stride = tensor.data_ptr(), tensor.shape, tensor.stride()
+        for mark in list(self.table.values()):
+            other = mark.ref()
+            if (
+                other is not None
+                and other.layout is torch.strided
+                and other.data_ptr() == where
+                and other.shape == shape
+                and other.stride() == stride
+                and other.dtype == tensor.dtype
+                and isinstance(mark.state, Layout)
+            ):
+                self.put(tensor, mark.state)
+                return mark.state
+        return None
 
     def get(self, tensor: Tensor) -> Mark | None:
         """The mark, if the tensor is still what it was when it was marked."""
@@ -88,7 +111,8 @@ class Marks:
 
 def gained_history(mark: Mark, tensor: Tensor) -> bool:
     """Whether something unseen made the tensor part of a graph since it was marked."""
-    return not mark.history and tensor.requires_grad and tensor.grad_fn is not None
+    known = mark.history or mark.family.history
+    return not known and tensor.requires_grad and tensor.grad_fn is not None
 
 
 def unseen(why: str) -> Mixed:
@@ -109,7 +133,11 @@ def same(before: Any, after: Any) -> bool:
     if before is after:
         return True
     if isinstance(before, Layout) and isinstance(after, Layout):
+        if before.coupled is not after.coupled:
+            return False
         if before.ids is None and after.ids is None:
             return before.axis == after.axis and before.inner == after.inner
-        return before.ids is after.ids
+        if before.ids is None or after.ids is None:
+            return False
+        return before.ids.shape == after.ids.shape and torch.equal(before.ids, after.ids)
     return False

@@ -6,16 +6,18 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from .errors import Reason, here
-from .layout import CONSTANT, Additive, Constant, Layout, Mixed, State
-from .marks import Derived, same, version
+from .layout import CONSTANT, Additive, Constant, Layout, Mixed, State, closed
+from .marks import Derived, same
+from .operands import operands_of
 from .propagate import Operator, collect, propagate
+from .recurrence import GATES
 from .tap import Tap
-from .use import Operand, RandomState, Use, View, current_autocast
+from .unroll import request, unroll
+from .use import RandomState, Use, current_autocast, fingerprint
 
 if TYPE_CHECKING:
     from .recorder import Coloured, Recorder
@@ -43,8 +45,13 @@ def meet(
     owned: list[Tensor],
 ) -> Any:
     """One use. The native operator runs on the detached parameter (unless the graph is wanted)."""
+    if operator.name in GATES and not recorder.native:
+        asked = request(operator.name, args, kwargs)
+        found = None if asked is None else unroll(recorder, asked)
+        if found is not None:
+            return found
     leaves, spec = tree_flatten((tuple(args), kwargs))
-    operands = _operands(recorder, leaves, {id(t) for t in owned})
+    operands = operands_of(recorder, leaves, {id(t) for t in owned})
     taken = {operand.position for operand in operands}
     data = [k for k, v in enumerate(leaves) if isinstance(v, Tensor) and k not in taken]
     run = list(leaves)
@@ -104,45 +111,6 @@ def not_per_sample(operator: Operator, coloured: Coloured) -> Mixed | None:
     return None
 
 
-def _operands(recorder: Recorder, leaves: list[Any], owned: set[int]) -> list[Operand]:
-    operands = []
-    for position, value in enumerate(leaves):
-        if isinstance(value, Tensor) and id(value) in owned:
-            slot = recorder.parameters.slots.get(id(value))
-            edge = None
-            if slot is None and recorder.is_selected(value):
-                edge = torch.autograd.graph.get_gradient_edge(value)
-            name = None if slot is None else slot.name
-            operand = Operand(position, value.detach(), name, edge, version(value))
-            if edge is not None:
-                _find_view(recorder, value, operand)
-            operands.append(operand)
-    return operands
-
-
-def _find_view(recorder: Recorder, value: Tensor, operand: Operand) -> None:
-    """Whether a derived tensor is a strided view of one recorded, contiguous parameter."""
-    base = value._base
-    slot = None if base is None else recorder.parameters.slots.get(id(base))
-    if base is None or slot is None or slot.name is None or not base.is_contiguous():
-        return
-    if value.dtype != base.dtype or value.is_conj() or value.is_neg():
-        return
-    strides, sizes = value.stride(), list(value.shape)
-    expanded = tuple(d for d, s in enumerate(sizes) if s > 1 and strides[d] == 0)
-    for d in expanded:
-        sizes[d] = 1
-    kept = sorted((strides[d], sizes[d]) for d in range(len(sizes)) if sizes[d] > 1)
-    reach = 1
-    for stride, size in kept:  # an element named twice (unfold) is no view of distinct elements
-        if stride < reach:
-            return
-        reach = stride * (size - 1) + reach
-    offset = value.storage_offset() - base.storage_offset()
-    operand.view = View(slot.name, tuple(sizes), tuple(strides), int(offset))
-    operand.expanded = expanded
-
-
 def _tap(
     recorder: Recorder, operator: Operator, use: Use, result: Any, states: Any, saved: list[Tensor]
 ) -> Any:
@@ -152,13 +120,16 @@ def _tap(
     each = list(states) if isinstance(states, list) else [states] * len(outs)
     each = [_checked(operator, out, state) for out, state in zip(outs, each, strict=True)]
     for k, (out, state) in enumerate(zip(outs, each, strict=True)):
-        if isinstance(state, Layout) and (out.is_floating_point() or out.is_complex()):
+        if state is not None and (out.is_floating_point() or out.is_complex()):
+            # a result that is not followed is tapped too: a gradient that reaches it is refused
             use.results.append(k)
-            use.out_layouts.append(state)
+            use.out_layouts.append(state if isinstance(state, Layout) else closed(0))
+            use.refused.append(state.reason if isinstance(state, Mixed) else None)
             use.out_shapes.append(out.shape)
     if use.results and any(o.wanted for o in use.operands):
         dirty = operator.name in _FRESH and len(outs) == 1 and outs[0]._base is None
         picked = [outs[k] for k in use.results]
+        use.fingerprint = fingerprint(saved)
         new = Tap.apply(recorder.anchor, use, len(saved), dirty, *saved, *picked)
         for k, tensor in zip(use.results, (new,) if len(picked) == 1 else new, strict=True):
             outs[k] = tensor

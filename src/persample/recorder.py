@@ -89,7 +89,9 @@ class Recorder:
         self.custom = CustomFunctions(self)
         self.mode = _Mode(self)
         self.anchor = torch.zeros((), requires_grad=True)
-        self.tape = Tape(self)
+        self._tape: Tape | None = Tape(self)
+        self._tape_ref = weakref.ref(self._tape)
+        weakref.finalize(self._tape, self.release)
         self.entering: list[Any] = []
         self.entered = False
 
@@ -121,11 +123,24 @@ class Recorder:
 
     def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
         try:
+            others = []
+            while _get_current_function_mode_stack()[-1] is not self.mode:
+                others.append(torch.overrides._pop_mode())  # left open inside the block
             self.mode.__exit__(kind, value, trace)
+            for other in reversed(others):
+                torch.overrides._push_mode(other)
         finally:
             self._leave()
 
+    @property
+    def tape(self) -> Tape:
+        """The tape; after the block it lives only as long as its user holds it."""
+        tape = self._tape_ref()
+        assert tape is not None
+        return tape
+
     def _leave(self) -> None:
+        self._tape = None
         self.inputs.remove()
         for module in self.model.modules():
             _OPEN.discard(module)
@@ -208,6 +223,11 @@ class Recorder:
             else:
                 coloured.append((tensor, state))
                 data = data or not isinstance(state, Constant)
+        if coloured:
+            if torch.is_grad_enabled():
+                self.custom.forget()
+            else:
+                self.custom.read(coloured)
         if not owned:
             if not coloured:
                 return func(*args, **kwargs)
@@ -259,9 +279,19 @@ class Recorder:
             if not mark.history and gained_history(mark, tensor):
                 self.custom.adopt(tensor, mark)
             return mark.state
+        if self.recomputing:
+            twin = self.marks.twin(tensor)
+            if twin is not None:
+                return twin
         if not tensor.requires_grad:
             return None
         return self._unknown(tensor)
+
+    @property
+    def recomputing(self) -> bool:
+        """Whether forward code runs inside backward (checkpointing)."""
+        tape = self._tape_ref()
+        return tape is not None and tape._ledger.busy and torch.is_grad_enabled()
 
     def is_selected(self, tensor: Tensor) -> bool:
         """Whether a tensor is, or is derived from, a recorded parameter."""
@@ -300,9 +330,14 @@ class Recorder:
         coloured: Coloured,
     ) -> Any:
         """No parameter is involved, or no gradient is wanted: run, then follow the samples."""
+        seen = tuple(args)
+        if operator.inplace and operator.name in _ALIASING:  # the shape before the call matters
+            before = args[0].detach()
+            seen = (before, *args[1:])
+            coloured = [(before if t is args[0] else t, s) for t, s in coloured]
         out = func(*args, **kwargs)
         result = args[0] if operator.inplace and args else out
-        states = propagate(operator, func, tuple(args), kwargs, result, coloured, self.n or 0)
+        states = propagate(operator, func, seen, kwargs, result, coloured, self.n or 0)
         self._store(operator, result, states, coloured)
         return out
 

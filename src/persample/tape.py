@@ -97,7 +97,8 @@ class Tape:
     def grads(self, *, params: Params = None, out: Grads | None = None) -> Grads:
         """Every sample's own gradient: ``{name: (n, *shape)}``.
 
-        Row i of each tensor is the gradient of loss i. Rows are fresh, contiguous tensors of the
+        Row i of each tensor belongs to sample i: the gradient of its loss (the sum of its losses,
+        if it has several). Rows are fresh, contiguous tensors of the
         parameter's dtype and device; a parameter that had no influence has zeros. ``out`` takes
         the dictionary of an earlier step and writes into its tensors instead.
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_unflatten
 
-from .errors import Place
+from .errors import Place, Reason
 from .layout import Layout
 
 if TYPE_CHECKING:
@@ -77,8 +77,10 @@ class Use:
     autocast: tuple[tuple[str, torch.dtype], ...]
     results: list[int] = field(default_factory=list)
     out_layouts: list[Layout] = field(default_factory=list)
+    refused: list[Reason | None] = field(default_factory=list)
     out_shapes: list[torch.Size] = field(default_factory=list)
     fired: int = 0
+    fingerprint: list[float] | None = None
 
     def fire(self, saved: tuple[Tensor, ...], grads: tuple[Tensor | None, ...]) -> None:
         """Called by the tap in backward."""
@@ -158,6 +160,30 @@ def _tensors(value: Any, found: list[Tensor]) -> None:
     elif isinstance(value, (list, tuple)):
         for item in value:
             _tensors(item, found)
+
+
+def fingerprint(tensors: Sequence[Tensor]) -> list[float] | None:
+    """Sums of what is saved, where hooks (checkpointing, offloading) decide what comes back."""
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
+        return None
+    with torch.no_grad():
+        return [_sum(t) for t in tensors]
+
+
+def _sum(tensor: Tensor) -> float:
+    value = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor
+    return float(value.detach().to_dense().sum(dtype=torch.float64)) if value.numel() else 0.0
+
+
+def comes_back(expected: list[float] | None, tensors: Sequence[Tensor]) -> bool:
+    """Whether what was saved is what was given back."""
+    if expected is None:
+        return True
+    found = [_sum(t) for t in tensors]
+    return all(
+        a == b or (a != a and b != b) or abs(a - b) <= 1e-6 * max(abs(a), abs(b))
+        for a, b in zip(expected, found, strict=True)
+    )
 
 
 class RandomState:

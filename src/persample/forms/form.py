@@ -62,6 +62,10 @@ class Form:
         """Bytes held by the representation."""
         raise NotImplementedError
 
+    def tensors(self) -> list[Tensor]:
+        """The tensors that the form is made of and does not own."""
+        return []
+
     def without(self, bad: Tensor) -> Form:
         """The same form with the gradients of some samples (a mask) replaced by zero."""
         raise NotImplementedError

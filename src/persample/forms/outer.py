@@ -36,6 +36,10 @@ class Outer(Form):
         a, b = self.left.shape[3], self.right.shape[3]
         return self.t * (a + b) < a * b
 
+    def tensors(self) -> list[Tensor]:
+        """What the form is made of."""
+        return [self.left, self.right]
+
     def nbytes(self) -> int:
         """Bytes of both factors."""
         return sum(f.numel() * f.element_size() for f in (self.left, self.right))
@@ -73,57 +77,65 @@ class Outer(Form):
         return self.left[first:last].to(dtype), self.right[first:last].to(dtype)
 
     def sq_norms(self) -> Tensor:
-        """By whichever of the three ways is cheapest for these sizes."""
+        """By whichever of three ways is cheapest for these sizes."""
         if self.dtype.is_complex:
             return super().sq_norms()
+        return self._norms_and_energy(energy=False)[0]
+
+    def _norms_and_energy(self, *, energy: bool) -> tuple[Tensor, Tensor]:
+        """‖gᵢ‖² and Σₜ ‖lₜ‖²‖rₜ‖², the scale of what rounding can hide."""
         if self.t == 1:
-            return self._sq_norms_single()
-        return self._sq_norms_gram() if self.gram_is_cheaper() else self._sq_norms_direct()
-
-    def _sq_norms_single(self) -> Tensor:
+            left, right = self._wide(0, self.n)
+            found = (left.square().sum((2, 3)) * right.square().sum((2, 3))).sum(1)
+            return found, found
+        if self.gram_is_cheaper():
+            return self._gram()
+        found = self._direct()
+        if not energy:
+            return found, found
         left, right = self._wide(0, self.n)
-        return (left.square().sum((2, 3)) * right.square().sum((2, 3))).sum(1)
+        return found, (left.square().sum(3) * right.square().sum(3)).sum((1, 2))
 
-    def _sq_norms_gram(self) -> Tensor:
-        """Σₜₛ ⟨lₜ, lₛ⟩⟨rₜ, rₛ⟩."""
-        out = self.right.new_zeros(self.n, dtype=real(self.dtype))
+    def _gram(self) -> tuple[Tensor, Tensor]:
+        """Σₜₛ ⟨lₜ, lₛ⟩⟨rₜ, rₛ⟩; its diagonal is the energy."""
+        found = self.right.new_zeros(self.n, dtype=real(self.dtype))
+        energy = torch.zeros_like(found)
         item = 2 * self.left.shape[1] * self.t * self.t * wide(self.dtype).itemsize
         for first, last in spans(self.n, item):
             left, right = self._wide(first, last)
             products = torch.matmul(left, left.mT)
             products *= torch.matmul(right, right.mT)
-            out[first:last] = products.sum((1, 2, 3))
-        return out.clamp_(min=0)
+            found[first:last] = products.sum((1, 2, 3))
+            energy[first:last] = products.diagonal(dim1=2, dim2=3).sum((1, 2))
+        return found.clamp_(min=0), energy
 
-    def _sq_norms_direct(self) -> Tensor:
-        """One sample at a time, so that the matrix stays in cache."""
-        out = self.right.new_zeros(self.n, dtype=real(self.dtype))
+    def _direct(self) -> Tensor:
+        """A few samples at a time, so that the matrices stay in cache."""
+        found = self.right.new_zeros(self.n, dtype=real(self.dtype))
         k, a, b = self.left.shape[1], self.left.shape[3], self.right.shape[3]
         for first, last in spans(self.n, k * a * b * wide(self.dtype).itemsize, 4 << 20):
             left, right = self._wide(first, last)
-            out[first:last] = torch.matmul(left.transpose(2, 3), right).square_().sum((1, 2, 3))
-        return out
+            found[first:last] = torch.matmul(left.transpose(2, 3), right).square_().sum((1, 2, 3))
+        return found
 
     def sq_bounds(self) -> Tensor:
-        """The norms plus what rounding can have hidden; loose ones again in double precision."""
-        found = self.sq_norms()
+        """The norms plus what rounding can have hidden; doubtful ones again in double precision.
+
+        Each product of length d is off by about u√d of its terms' size; errors of different
+        positions are independent, so together they are of the size of the energy.
+        """
         if self.dtype.is_complex or self.dtype == torch.float64:
-            return found
-        left, right = self._wide(0, self.n)
-        a, b = left.shape[3], right.shape[3]
-        sizes = left.square().sum(3).mul_(right.square().sum(3)).sqrt_().sum((1, 2))
-        if self.t == 1:
-            return found * (1 + 1e-6)
+            return self.sq_norms()
+        found, energy = self._norms_and_energy(energy=True)
+        a, b = self.left.shape[3], self.right.shape[3]
         unit = torch.finfo(wide(self.dtype)).eps
-        slack = unit * (8 + 2 * math.sqrt(a) + 2 * math.sqrt(b)) * sizes.square()
-        loose = slack > 1e-3 * found
+        slack = unit * (4 * (math.sqrt(a) + math.sqrt(b)) * energy + 16 * found)
+        doubtful = slack > 1e-3 * found
         bound = found + slack
-        if bool(loose.any()):
-            chosen = loose.nonzero().flatten()
-            exact = Outer(self.left[chosen].double(), self.right[chosen].double(), self.shape)
-            bound[chosen] = (exact._sq_norms_direct() * (1 + 1e-7)).to(bound.dtype) + (
-                1e-30 * sizes[chosen].square()
-            )
+        if self.t > 1 and bool(doubtful.any()):
+            which = doubtful.nonzero().flatten()
+            exact = Outer(self.left[which].double(), self.right[which].double(), self.shape)
+            bound[which] = (exact._direct() * (1 + 1e-6)).to(bound.dtype)
         return bound
 
     def weighted_sum(self, c: Tensor) -> Tensor:

@@ -35,6 +35,10 @@ class Part(Form):
         strides = (self.size, *self.strides) if lead else self.strides
         tensor.as_strided(value.shape, strides, self.offset).copy_(value)
 
+    def tensors(self) -> list[Tensor]:
+        """What the inner form is made of."""
+        return self.form.tensors()
+
     def nbytes(self) -> int:
         """Bytes of the view's form."""
         return self.form.nbytes()

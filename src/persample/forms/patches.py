@@ -41,6 +41,10 @@ class Patches(Form):
         self.x, self.grad, self.weight = x.to(grad.dtype), grad, weight
         self.geometry, self.images = geometry, images
 
+    def tensors(self) -> list[Tensor]:
+        """What the form is made of."""
+        return [self.x, self.grad]
+
     def nbytes(self) -> int:
         """Bytes of input and output gradient."""
         return sum(t.numel() * t.element_size() for t in (self.x, self.grad))

@@ -17,11 +17,15 @@ class Pullback(Form):
     The derived tensor's own graph, recorded by autograd, does the work.
     """
 
-    __slots__ = ("edge", "form", "parameter")
+    __slots__ = ("derived", "edge", "form", "parameter")
 
-    def __init__(self, form: Form, edge: Any, parameter: Tensor) -> None:
+    def __init__(self, form: Form, edge: Any, parameter: Tensor, derived: torch.dtype) -> None:
         super().__init__(form.n, parameter.shape, parameter.dtype, parameter.device)
-        self.form, self.edge, self.parameter = form, edge, parameter
+        self.form, self.edge, self.parameter, self.derived = form, edge, parameter, derived
+
+    def tensors(self) -> list[Tensor]:
+        """What the inner form is made of."""
+        return self.form.tensors()
 
     def nbytes(self) -> int:
         """Bytes of the derived tensor's form."""
@@ -29,7 +33,7 @@ class Pullback(Form):
 
     def without(self, bad: Tensor) -> Pullback:
         """Zero gradients for some samples."""
-        return Pullback(self.form.without(bad), self.edge, self.parameter)
+        return Pullback(self.form.without(bad), self.edge, self.parameter, self.derived)
 
     def _grad(self, seed: Tensor, batched: bool) -> Tensor | None:
         with warnings.catch_warnings():
@@ -37,7 +41,7 @@ class Pullback(Form):
             found = torch.autograd.grad(
                 self.edge,
                 [self.parameter],
-                seed.to(self.dtype),
+                seed.to(self.derived),
                 retain_graph=True,
                 allow_unused=True,
                 is_grads_batched=batched,

@@ -13,7 +13,7 @@ from .form import Form, wide
 class Replay(Form):
     """Rows come from ``rows(first, last)``, weighted sums from ``sums(c)``: one backward pass."""
 
-    __slots__ = ("_bytes", "_rows", "_sums")
+    __slots__ = ("_held", "_rows", "_sums")
 
     def __init__(
         self,
@@ -21,14 +21,18 @@ class Replay(Form):
         sums: Callable[[Tensor], Tensor],
         n: int,
         value: Tensor,
-        nbytes: int,
+        held: list[Tensor],
     ) -> None:
         super().__init__(n, value.shape, value.dtype, value.device)
-        self._rows, self._sums, self._bytes = rows, sums, nbytes
+        self._rows, self._sums, self._held = rows, sums, held
+
+    def tensors(self) -> list[Tensor]:
+        """Saved arguments and output gradients."""
+        return self._held
 
     def nbytes(self) -> int:
         """Bytes of what the replay needs."""
-        return self._bytes
+        return sum(t.numel() * t.element_size() for t in self._held)
 
     def dense(self, first: int = 0, last: int | None = None) -> Tensor:
         """Masked backward passes."""
@@ -50,7 +54,7 @@ class Replay(Form):
         def added(c: Tensor) -> Tensor:
             return Form.weighted_sum(form, c)
 
-        form = Replay(kept, added, self.n, torch.empty(0), self._bytes)
+        form = Replay(kept, added, self.n, torch.empty(0), self._held)
         form.shape, form.dtype, form.device = self.shape, self.dtype, self.device
         return form
 

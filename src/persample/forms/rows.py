@@ -22,6 +22,10 @@ class Rows(Form):
         super().__init__(n, shape, values.dtype, values.device)
         self.sample, self.index, self.values = sample, index, values
 
+    def tensors(self) -> list[Tensor]:
+        """What the form is made of."""
+        return [self.values, self.index, self.sample]
+
     def nbytes(self) -> int:
         """Bytes of values and both index vectors."""
         return self.values.numel() * self.values.element_size() + 16 * self.index.numel()

@@ -30,6 +30,10 @@ class Total(Form):
         super().__init__(first.n, first.shape, dtype, first.device)
         self.forms = forms
 
+    def tensors(self) -> list[Tensor]:
+        """What the parts are made of."""
+        return [t for f in self.forms for t in f.tensors()]
+
     def nbytes(self) -> int:
         """Bytes of all parts."""
         return sum(f.nbytes() for f in self.forms)

@@ -304,16 +304,13 @@ def join(call: Call) -> Result:
         tensors = [t for t in tensors if t.dim() > 0 and t.numel() + t.dim() != 1]
         rank = max((t.dim() for t in tensors), default=1) + (call.name == "stack")
         dim %= rank
-        if call.name == "stack":
-            return carry(call, [(t, ()) for t in tensors], call.out, {dim})
-        coloured = [(t, call.layout(t)) for t in tensors if call.layout(t) is not None]
-        if all(dim not in layout.axes for _, layout in coloured if layout is not None):
-            return _side_by_side(call, tensors, dim)
+        layouts = [v for t in tensors if (v := call.layout(t)) is not None]
+        if all(v.ids is None for v in layouts):  # pieces of single samples need a closer look
+            if call.name == "stack":
+                return carry(call, [(t, ()) for t in tensors], call.out, {dim})
+            if all(dim not in v.axes for v in layouts):
+                return carry(call, [(t, {dim}) for t in tensors], call.out, {dim})
     return probed(call)  # type: ignore[return-value]
-
-
-def _side_by_side(call: Call, tensors: Sequence[Tensor], dim: int) -> Result:
-    return carry(call, [(t, {dim}) for t in tensors], call.out, {dim})
 
 
 rule("diag diag_embed diagflat block_diag _pack_padded_sequence_data", linear=True)(probed)

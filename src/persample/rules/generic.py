@@ -60,7 +60,7 @@ def generic(use: Use, firing: Firing, n: int) -> Forms:
 
         return compute
 
-    held = sum(t.numel() * t.element_size() for t in [*saved, *firing.grads] if t is not None)
+    held = [*saved, *(g for g in firing.grads if g is not None)]
     return [Replay(rows(k), sums(k), n, value, held) for k, value in enumerate(values)]
 
 

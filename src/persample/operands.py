@@ -1,0 +1,54 @@
+"""Which arguments of a call are parameters, and how they lead back to recorded ones."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .marks import version
+from .use import Operand, View
+
+if TYPE_CHECKING:
+    from .recorder import Recorder
+
+
+def operands_of(recorder: Recorder, leaves: list[Any], owned: set[int]) -> list[Operand]:
+    """The parameter arguments among a call's leaves."""
+    operands = []
+    for position, value in enumerate(leaves):
+        if isinstance(value, Tensor) and id(value) in owned:
+            slot = recorder.parameters.slots.get(id(value))
+            edge = None
+            if slot is None and recorder.is_selected(value):
+                edge = torch.autograd.graph.get_gradient_edge(value)
+            name = None if slot is None else slot.name
+            operand = Operand(position, value.detach(), name, edge, version(value))
+            if edge is not None:
+                _find_view(recorder, value, operand)
+            operands.append(operand)
+    return operands
+
+
+def _find_view(recorder: Recorder, value: Tensor, operand: Operand) -> None:
+    """Whether a derived tensor is a strided view of one recorded, contiguous parameter."""
+    base = value._base
+    slot = None if base is None else recorder.parameters.slots.get(id(base))
+    if base is None or slot is None or slot.name is None or not base.is_contiguous():
+        return
+    if value.dtype != base.dtype or value.is_conj() or value.is_neg():
+        return
+    strides, sizes = value.stride(), list(value.shape)
+    expanded = tuple(d for d, s in enumerate(sizes) if s > 1 and strides[d] == 0)
+    for d in expanded:
+        sizes[d] = 1
+    kept = sorted((strides[d], sizes[d]) for d in range(len(sizes)) if sizes[d] > 1)
+    reach = 1
+    for stride, size in kept:  # an element named twice (unfold) is no view of distinct elements
+        if stride < reach:
+            return
+        reach = stride * (size - 1) + reach
+    offset = value.storage_offset() - base.storage_offset()
+    operand.view = View(slot.name, tuple(sizes), tuple(strides), int(offset))
+    operand.expanded = expanded

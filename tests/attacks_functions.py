@@ -1,0 +1,260 @@
+"""Attacks by custom functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .attacks_base import (
+    EITHER,
+    REFUSED,
+    Case,
+    N,
+    Table,
+    lin,
+    on_hidden,
+    on_module,
+    rand,
+)
+
+
+class Double(torch.autograd.Function):
+    """Elementwise."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return 2 * grad
+
+
+class Reverse(torch.autograd.Function):
+    """The identity; its backward reverses the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return -grad
+
+
+class CrossedBackward(torch.autograd.Function):
+    """The identity; its backward gives each sample the gradient of another."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad.flip(0)
+
+
+class NormedBackward(torch.autograd.Function):
+    """The identity; its backward divides by the norm over the batch."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad / grad.norm()
+
+
+class Centered(torch.autograd.Function):
+    """Forward and backward subtract the mean over samples."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x - x.mean(0)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad - grad.mean(0)
+
+
+class Linear(torch.autograd.Function):
+    """A matrix product with a parameter."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+        ctx.save_for_backward(x, w)
+        return x @ w
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, w = ctx.saved_tensors
+        return grad @ w.T, x.T @ grad
+
+
+class MeanLinear(Linear):
+    """The same, but the parameter's gradient uses the mean input."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, w = ctx.saved_tensors
+        return grad @ w.T, x.mean(0).expand_as(x).T @ grad
+
+
+class InPlace(torch.autograd.Function):
+    """Changes its argument."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return 2 * grad
+
+
+class TwoOutputs(torch.autograd.Function):
+    """Returns the tensor and its transpose."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x * 2, x.T.clone()
+
+    @staticmethod
+    def backward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        return 2 * a + b.T
+
+
+FUNCTIONS: Table = {
+    "elementwise": (EITHER, lambda m, x: Double.apply(m.l(x))),
+    "gradient reversal": (EITHER, lambda m, x: Reverse.apply(m.l(x)) * 2),
+    "crossed backward": (REFUSED, lambda m, x: CrossedBackward.apply(m.l(x))),
+    "crossed backward, twice": (
+        EITHER,
+        lambda m, x: CrossedBackward.apply(CrossedBackward.apply(m.l(x))),
+    ),
+    "normed backward": (REFUSED, lambda m, x: NormedBackward.apply(m.l(x))),
+    "centered": (REFUSED, lambda m, x: Centered.apply(m.l(x))),
+    "of the raw input": (EITHER, lambda m, x: m.l(Centered.apply(x))),
+    "of a parameter": (EITHER, lambda m, x: x @ Double.apply(m.w)),
+    "takes a parameter": (EITHER, lambda m, x: Linear.apply(x, m.w)),
+    "takes a parameter, mean input": (EITHER, lambda m, x: MeanLinear.apply(x, m.w)),
+    "takes a derived parameter": (EITHER, lambda m, x: Linear.apply(m.l(x), m.w * 2)),
+    "parameter on the left": (REFUSED, lambda m, x: Linear.apply(m.w, m.l(x))),
+    "in place": (EITHER, lambda m, x: InPlace.apply(m.l(x) * 1)),
+    "two outputs, the first": (EITHER, lambda m, x: TwoOutputs.apply(m.l(x))[0]),
+    "two outputs, the transpose": (REFUSED, lambda m, x: TwoOutputs.apply(m.l(x))[1]),
+    "two outputs, both": (REFUSED, lambda m, x: torch.mul(*TwoOutputs.apply(m.l(x)))),
+}
+
+
+class NumpyFlip(torch.autograd.Function):
+    """Reverses the samples by numpy, forwards and backwards."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return torch.from_numpy(x.detach().numpy()[::-1].copy())
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return torch.from_numpy(grad.numpy()[::-1].copy())
+
+
+class NumpyCenter(torch.autograd.Function):
+    """Subtracts the mean over samples by numpy, forwards and backwards."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        a = x.detach().numpy()
+        return torch.from_numpy(a - a.mean(0))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        g = grad.numpy()
+        return torch.from_numpy(g - g.mean(0))
+
+
+class Setup(torch.autograd.Function):
+    """The newer style; multiplies by the transpose of what was saved."""
+
+    @staticmethod
+    def forward(x: Tensor, scale: float) -> Tensor:
+        return x * x.T * scale
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(inputs[0])
+        ctx.scale = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (x,) = ctx.saved_tensors
+        return (grad * x.T + (grad * x).T) * ctx.scale, None
+
+
+class SavedMean(torch.autograd.Function):
+    """Elementwise forwards; backwards it uses the mean of the saved samples."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return 2 * grad * x.mean(0)
+
+
+class SharedGradient(torch.autograd.Function):
+    """Elementwise forwards; backwards every sample gets the mean gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return 2 * grad.mean(0, keepdim=True).expand_as(grad)
+
+
+@torch.library.custom_op("attacks::center", mutates_args=())
+def center(x: Tensor) -> Tensor:
+    """A registered operator that mixes."""
+    return x - x.mean(0)
+
+
+@torch.library.custom_op("attacks::twice", mutates_args=())
+def twice(x: Tensor) -> Tensor:
+    """A registered operator that does not mix."""
+    return x * 2
+
+
+center.register_autograd(lambda ctx, grad: grad - grad.mean(0))
+
+
+twice.register_autograd(lambda ctx, grad: grad * 2)
+
+
+ON_HIDDEN: Table = {
+    "numpy in a function": (REFUSED, lambda h: h * NumpyFlip.apply(h)),
+    "numpy mean in a function": (REFUSED, lambda h: NumpyCenter.apply(h)),
+    "function with setup": (REFUSED, lambda h: Setup.apply(h, 2.0)),
+    "mean of saved samples": (EITHER, lambda h: SavedMean.apply(h)),
+    "shared gradient": (REFUSED, lambda h: SharedGradient.apply(h)),
+    "registered operator": (EITHER, lambda h: twice(h)),
+    "registered operator, mixing": (REFUSED, lambda h: center(h)),
+    "registered operator by name": (REFUSED, lambda h: torch.ops.attacks.center(h)),
+}
+
+
+def cases() -> Iterator[Case]:
+    """All of this file."""
+    parts = {"l": lin(), "k": lin(seed=2), "w": 0.8 * rand(N, N, seed=6)}
+    uses = on_module("function", FUNCTIONS, rand(N, N), **parts)
+    return chain(uses, on_hidden("function", ON_HIDDEN))
