@@ -16,12 +16,15 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.utils.checkpoint import CheckpointFunction
 
-from .errors import Place, Reason, here
+from .errors import Place, Reason, UsageError, from_torch, here
 from .layout import Constant, Layout, State
 from .marks import Mark, same, unseen
 
 if TYPE_CHECKING:
     from .recorder import Recorder
+
+
+_VIEWS = frozenset(("ViewBackward0", "AliasBackward0", "UnsafeViewBackward0"))
 
 
 @dataclass(slots=True)
@@ -61,6 +64,8 @@ class CustomFunctions:
         """A marked tensor became the result of a function the recorder did not see applied."""
         mark.history = True
         node = tensor.grad_fn
+        if node is not None and node.name() in _VIEWS and tensor._base is not None:
+            return
         if not isinstance(node, BackwardCFunction):
             name = node.name() if node is not None else "nothing"
             mark.state = unseen(f"it got a gradient history from {name}")
@@ -69,6 +74,9 @@ class CustomFunctions:
             self.reentrant = True
             return  # recomputes the forward under the recorder and back-propagates through that
         if isinstance(mark.state, (Layout, Constant)):
+            base = tensor._base
+            if isinstance(mark.state, Layout) and base is not None:
+                self._read.append((base, mark.state))
             self._follow(node, tensor, mark.state)
 
     def passed_through(self, tensor: Tensor) -> State | None:
@@ -155,3 +163,29 @@ def _is_edge(tensor: Tensor, node: Any, number: int) -> bool:
     if tensor.grad_fn is None:
         return getattr(node, "variable", None) is tensor
     return tensor.grad_fn is node and tensor.output_nr == number
+
+
+class GraphNode:
+    """A tensor's ``grad_fn`` as code inside a recording sees it: to look at, not to hook."""
+
+    def __init__(self, node: Any) -> None:
+        self._node = node
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("register_hook", "register_prehook"):
+            raise UsageError(
+                "a hook on a graph node inside a recording",
+                why="it could exchange gradients between samples unseen",
+                fix="hook the tensor: tensor.register_hook(...)",
+            )
+        return getattr(self._node, name)
+
+    def __repr__(self) -> str:
+        return repr(self._node)
+
+
+def graph_node(node: Any) -> Any:
+    """The node itself for torch's own code, a guarded one for everybody else's."""
+    if node is None or from_torch():
+        return node
+    return GraphNode(node)

@@ -65,6 +65,14 @@ def here() -> Place | None:
     return None
 
 
+def from_torch() -> bool:
+    """Whether the innermost frame outside this package is torch's own code."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_HIDDEN[1]):
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame is not None and frame.f_code.co_filename.startswith(_HIDDEN[0])
+
+
 def describe(place: Place | None) -> str:
     """``model.py:12 in forward: y = x.mean(0)``."""
     if place is None:

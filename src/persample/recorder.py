@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from .backward import ENGINE, run_backward, run_grad, tape_backward
-from .custom import CustomFunctions
+from .custom import CustomFunctions, graph_node
 from .enter import entered
 from .errors import Reason, UsageError, here
 from .inputs import Inputs
@@ -201,6 +201,8 @@ class Recorder:
         """Any call that is not a mere look at an attribute."""
         if func in ENGINE:
             return self._engine(func, args, kwargs)
+        if operator.name == "grad_fn":
+            return graph_node(func(*args))
         if func is Tensor.register_hook:
             return func(args[0], self.custom.guarded(args[0], *args[1:], **kwargs))
         if operator.enter and func not in self.entering:
@@ -375,6 +377,10 @@ class Recorder:
                 self._rewrite(tensor, state)
             elif state is not None:
                 self.marks.put(tensor, state, self._memory(operator, tensor, coloured[0][0]))
+                if operator.name == "view_as":
+                    # torch itself views an argument that a custom function returns as it is, and
+                    # gives the view the function's node afterwards: look again
+                    self.marks.table[id(tensor)].history = False
 
     def _rewrite(self, tensor: Tensor, state: State | None) -> None:
         known = self.marks.table.get(id(tensor))

@@ -58,7 +58,7 @@ def rule(names: str, *, linear: bool = False, routes: bool = False) -> Callable[
 
 # Attributes and methods that hand out no tensor data, or none that carries a gradient.
 _ATTRIBUTES = frozenset(
-    """shape device dtype requires_grad is_leaf grad_fn layout ndim names name _backward_hooks
+    """shape device dtype requires_grad is_leaf layout ndim names name _backward_hooks
     _post_accumulate_grad_hooks _base _cdata _grad _grad_fn _version grad grad_dtype itemsize nbytes
     output_nr retains_grad volatile""".split()
 )
