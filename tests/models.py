@@ -149,7 +149,9 @@ def orthogonal(n: int) -> Case:
 
 @model
 def lora(n: int) -> Case:
-    net = Fn(lambda s, x: F.linear(x, s.w + s.B @ s.A).tanh(), w=par(3, 5), A=par(2, 5), B=par(3, 2))
+    net = Fn(
+        lambda s, x: F.linear(x, s.w + s.B @ s.A).tanh(), w=par(3, 5), A=par(2, 5), B=par(3, 2)
+    )
     return net, (torch.randn(n, 5),)
 
 

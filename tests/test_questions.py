@@ -84,7 +84,7 @@ def test_moments(case: Any) -> None:
 
 
 def test_projections_are_linear_and_do_not_depend_on_the_form(case: Any) -> None:
-    tape, rows, model = case
+    tape, rows, _ = case
     found = tape.project(12, seed=5)
     expected = torch.zeros_like(found)
     for name, g in rows.items():

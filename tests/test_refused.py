@@ -64,7 +64,8 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], Tensor],
     "batch norm without affine": (
         lambda: nn.Sequential(nn.BatchNorm1d(5, affine=False), nn.Linear(5, 5)),
         lambda m: m(X).sum(1), "BatchNorm in training mode"),
-    "softmax over samples": (linear, lambda m: m(X).softmax(0).sum(1), "axis that holds the samples"),
+    "softmax over samples": (
+        linear, lambda m: m(X).softmax(0).sum(1), "axis that holds the samples"),
     "batch mean subtracted": (linear, lambda m: (m(X) - m(X).mean(0)).square().sum(1), "sum over"),
     "samples multiplied": (linear, lambda m: (m(X) @ m(X).T).sum(1), "different places"),
     "other sample's label row": (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -93,6 +94,7 @@ class Recorder:
         self._tape_ref = weakref.ref(self._tape)
         weakref.finalize(self._tape, self.release)
         self.entering: list[Any] = []
+        self._eager = contextlib.ExitStack()
         self.entered = False
 
     # ------------------------------------------------------------------ life
@@ -114,6 +116,7 @@ class Recorder:
         self.entered = True
         _OPEN.update(self.model.modules())
         try:
+            self._run_eagerly()
             self.inputs.install(self.model)
             self.mode.__enter__()
         except BaseException:
@@ -139,8 +142,18 @@ class Recorder:
         assert tape is not None
         return tape
 
+    def _run_eagerly(self) -> None:
+        """Compiled code runs as it was written: inside a compiled graph nothing can be seen.
+
+        The stance is process-wide and its first use imports the compiler, so it is taken only
+        where the compiler has been imported already.
+        """
+        if "torch._dynamo" in sys.modules:
+            self._eager.enter_context(torch.compiler.set_stance("force_eager"))
+
     def _leave(self) -> None:
         self._tape = None
+        self._eager.close()
         self.inputs.remove()
         for module in self.model.modules():
             _OPEN.discard(module)

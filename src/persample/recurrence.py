@@ -37,7 +37,7 @@ class Recurrence(torch.autograd.Function):
     """One layer and direction, from input projections to outputs.
 
     ``u`` is (rows, gates · hidden), the projected input with its bias. The hidden projection uses
-    ``weight`` and ``bias``; what their uses need (previous states, gate gradients) goes to ``sink``.
+    ``weight`` and ``bias``; what their uses need (states before, gate gradients) goes to ``sink``.
     """
 
     @staticmethod

@@ -17,7 +17,7 @@ from importlib import import_module
 from itertools import chain
 from typing import Any
 
-from .attacks_base import EITHER, REFUSED, Case, Script, Verdict, judge, judge_script
+from .base import EITHER, REFUSED, Case, Script, Verdict, judge, judge_script
 
 CASES = (
     "axes",
@@ -42,7 +42,7 @@ SCRIPTS = ("scripts", "orders", "stale", "choices")
 
 def part(name: str) -> Any:
     """One file of attacks."""
-    return import_module(f"{__package__}.attacks_{name}")
+    return import_module(f"{__package__}.{name}")
 
 
 def cases() -> Iterator[Case]:

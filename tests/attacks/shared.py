@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations, weight_norm
 from torch.nn.utils.parametrize import register_parametrization
 
-from .attacks_base import (
+from .base import (
     EITHER,
     EXACT,
     REFUSED,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from .attacks_base import (
+from .base import (
     EITHER,
     EXACT,
     REFUSED,

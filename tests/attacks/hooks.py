@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-from .attacks_base import (
+from .base import (
     EITHER,
     EXACT,
     REFUSED,

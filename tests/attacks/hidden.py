@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .attacks_base import (
+from .base import (
     EITHER,
     EXACT,
     REFUSED,
@@ -27,7 +27,7 @@ from .attacks_base import (
     script,
     unseen,
 )
-from .attacks_functions import Double
+from .functions import Double
 
 
 @script

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import persample
 
-from .attacks_base import (
+from .base import (
     EITHER,
     EXACT,
     REFUSED,
@@ -24,7 +24,7 @@ from .attacks_base import (
     seeded,
     spread,
 )
-from .attacks_rows import CUBE, Pair, X, Y, both, found, native, scaled, two
+from .rows import CUBE, Pair, X, Y, both, found, native, scaled, two
 
 LABELS = torch.tensor([1, 3, 1, 0])
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .attacks_base import (
+from .base import (
     EITHER,
     EXACT,
     REFUSED,

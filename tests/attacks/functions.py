@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .attacks_base import (
+from .base import (
     EITHER,
     REFUSED,
     Case,

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from .attacks_base import (
+from .base import (
     EITHER,
     EXACT,
     REFUSED,

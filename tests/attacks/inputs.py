@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence, pad_packed_sequence
 
-from .attacks_base import (
+from .base import (
     EITHER,
     EXACT,
     REFUSED,

@@ -9,14 +9,14 @@ from torch import Tensor, nn
 
 import persample
 
-from .attacks_base import (
+from .base import (
     EITHER,
     EXACT,
     REFUSED,
     Script,
     spread,
 )
-from .attacks_rows import Pair, X, Y, doubled, native, two
+from .rows import Pair, X, Y, doubled, native, two
 
 
 def user_backward_first() -> Pair:

@@ -8,7 +8,7 @@ from itertools import chain
 import torch
 from torch.nn import functional as F
 
-from .attacks_base import (
+from .base import (
     EITHER,
     EXACT,
     REFUSED,

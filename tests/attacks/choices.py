@@ -12,7 +12,7 @@ from torch.nn import functional as F
 import persample
 from persample.testing import oracle
 
-from .attacks_base import (
+from .base import (
     EITHER,
     EXACT,
     REFUSED,
@@ -26,7 +26,7 @@ from .attacks_base import (
     seeded,
     spread,
 )
-from .attacks_rows import Pair, X, Y, both, found, native, two
+from .rows import Pair, X, Y, both, found, native, two
 
 
 def cached_outside() -> Pair:

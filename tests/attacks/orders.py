@@ -9,7 +9,7 @@ from torch import Tensor
 
 import persample
 
-from .attacks_base import (
+from .base import (
     EITHER,
     EXACT,
     REFUSED,
@@ -20,7 +20,7 @@ from .attacks_base import (
     rand,
     spread,
 )
-from .attacks_rows import CUBE, Pair, X, Y, both, native, two
+from .rows import CUBE, Pair, X, Y, both, native, two
 
 
 def after_block() -> Pair:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import persample
 
-from .attacks_base import N, Net, Rows, dense, lin, rand, trainable
+from .base import N, Net, Rows, dense, lin, rand, trainable
 
 Pair = tuple[Rows, Rows]
 X, Y = rand(N, N), rand(N, N, seed=3)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from .attacks_base import (
+from .base import (
     EITHER,
     EXACT,
     REFUSED,
