@@ -136,7 +136,7 @@ def losses_of(model: Graph, x: Tensor) -> Tensor:
     out = model(x)
     if model.end == "transposed" and out.dim() > 1:
         out = out.transpose(0, 1)
-    if model.end == "first" and out.dim() == 3:
+    if model.end == "first" and out.dim() == 3 and out.shape[1]:
         return out[:, 0].square().sum(1)
     return out.flatten(1).square().mean(1) if out.dim() > 1 else out.square()
 

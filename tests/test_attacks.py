@@ -40,5 +40,6 @@ def test_protocols(name: str) -> None:
     assert not broken
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_there_are_many() -> None:
     assert len(list(chain.from_iterable(part(name).cases() for name in CASES))) > 1000
