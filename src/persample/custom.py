@@ -119,10 +119,23 @@ class CustomFunctions:
             known = self._nodes[id(node)] = Followed(node)
             self._watch(known, here())
         known.results[tensor.output_nr] = state
-        for source, layout in self._read:
-            for k, (into, number) in enumerate(node.next_functions):
-                if into is not None and _is_edge(source, into, number):
+        for k, (into, number) in enumerate(node.next_functions):
+            if into is not None and k not in known.arguments:
+                layout = self._argument(into, number)
+                if layout is not None:
                     known.arguments[k] = layout
+
+    def _argument(self, node: Any, number: int) -> Layout | None:
+        """The layout of the tensor that a graph edge leads to, if it is alive or was just read."""
+        for source, layout in self._read:
+            if _is_edge(source, node, number):
+                return layout
+        for mark in list(self.recorder.marks.table.values()):
+            tensor = mark.ref()
+            if tensor is not None and tensor.requires_grad and isinstance(mark.state, Layout):
+                if _is_edge(tensor, node, number):
+                    return mark.state
+        return None
 
     def _watch(self, followed: Followed, place: Place | None) -> None:
         marks, name = self.recorder.marks, followed.node.name()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .errors import Reason, here
-from .layout import Layout, Mixed, State
+from .layout import Layout, Mixed, State, closed
 
 
 class Derived:
@@ -74,6 +74,35 @@ class Marks:
         self.put(tensor, state)
         if tensor.requires_grad:
             self.table[id(tensor)].family.history = True
+        base = tensor._base
+        if base is not None and isinstance(state, (Layout, Mixed)):
+            known = self.table.get(id(base))
+            if known is None or changed:
+                self._write_through(tensor, base, state)
+            else:
+                known.history = base.requires_grad
+
+    def _write_through(self, view: Tensor, base: Tensor, state: Layout | Mixed) -> None:
+        """A write into a view is a write into the tensor it is a view of."""
+        known = self.table.get(id(base))
+        before = known.state if known is not None else None
+        after: State = state
+        if isinstance(state, Layout):
+            whole = _whole(state, view, base)
+            if whole is None or not (before is None or same(before, whole)):
+                after = unseen("a view of it was written to, with samples elsewhere")
+            else:
+                after = whole
+        family = self.table[id(view)].family
+        if known is None:
+            self.put(base, after)
+            self.table[id(base)].family = family
+            self.table[id(base)].epoch = family.epoch
+        else:
+            known.state, known.history = after, base.requires_grad
+            known.family.version = version(base)
+            known.epoch = known.family.epoch
+            known.family.history = known.family.history or base.requires_grad
 
     def twin(self, tensor: Tensor) -> State | Derived | None:
         """The state of a live tensor that is the same memory seen the same way."""
@@ -107,6 +136,15 @@ class Marks:
             family.version, family.epoch = version(tensor), family.epoch + 1
             mark.epoch = family.epoch
         return mark
+
+
+def _whole(layout: Layout, view: Tensor, base: Tensor) -> Layout | None:
+    """The layout of a tensor from that of a view that covers all of the samples' axis."""
+    if layout.ids is not None:
+        return layout if view.shape == base.shape and view.stride() == base.stride() else None
+    size, stride = view.shape[layout.axis], view.stride(layout.axis)
+    places = [d for d in range(base.dim()) if base.stride(d) == stride and base.shape[d] == size]
+    return closed(places[0], layout.inner) if len(places) == 1 and size > 1 else None
 
 
 def gained_history(mark: Mark, tensor: Tensor) -> bool:
