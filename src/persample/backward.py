@@ -18,7 +18,7 @@ from .errors import (
     UsageError,
     here,
 )
-from .layout import Additive, Layout, Mixed
+from .layout import Additive, Layout, Mixed, ids_of
 from .marks import Derived
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def _checked(
         )
     # loop: what taps cannot see would be lost, so the answer is compared with autograd's, too
     reference = None if scalar or not recorder.native else loop.reference(recorder, losses)
-    keep = retain_graph or recorder.loop
+    keep = retain_graph or recorder.loop or recorder.lean
     with receiving(recorder, factor):
         if recorder.native:
             _backward(losses, seed, retain_graph=keep, inputs=[recorder.anchor])
@@ -86,6 +86,9 @@ def _checked(
             _backward(losses, seed, retain_graph=keep)
     trouble = ledger.trouble
     if trouble is None:
+        if ledger.lean is not None:
+            ledger.lean.finish()
+            ledger.lean.losses.append((losses, seed / factor))
         ledger.backwards += 1
         ledger.scalar = ledger.scalar or scalar
         ledger.coupled = ledger.coupled or coupled
@@ -99,6 +102,29 @@ def _checked(
     ledger.clear()
     ledger.backwards = 0
     loop.one_by_one(recorder, losses, retain_graph=retain_graph)
+
+
+def weighted_backward(recorder: Recorder, c: Tensor, bad: Tensor | None) -> dict[str, Tensor]:
+    """Lean recordings: Σ cᵢ gᵢ by a second backward pass with weighted losses."""
+    ledger = recorder.tape._ledger
+    lean = ledger.lean
+    assert lean is not None
+    lean.sums, lean.bad = {}, bad
+    try:
+        for losses, seed in lean.losses:
+            with torch._C.DisableTorchFunction():
+                state = recorder.look(losses)
+                assert isinstance(state, Layout)
+                ids = ids_of(state, losses.shape, recorder.n or 0, losses.device)
+                seeds = seed * c.to(seed.dtype)[ids].expand(losses.shape)
+            # questions run with the recorder switched off; recomputation must see it
+            with torch._C._EnableTorchFunction(), receiving(recorder, 1.0):
+                _backward(losses, seeds, retain_graph=True)
+            if ledger.trouble is not None:
+                raise ledger.trouble
+        return lean.sums
+    finally:
+        lean.sums = lean.bad = None
 
 
 def _prove(recorder: Recorder, losses: Tensor) -> tuple[bool, Any]:

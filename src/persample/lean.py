@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from .forms import Form, total
@@ -45,14 +46,8 @@ class Lean:
         assert self.sums is not None
         if self.bad is not None:
             form = form.without(self.bad)
-        value = form.weighted_sum(self._ones(form))
+        value = form.weighted_sum(torch.ones(form.n, device=form.device))
         self.sums[name] = self.sums[name] + value if name in self.sums else value
-
-    @staticmethod
-    def _ones(form: Form) -> Tensor:
-        import torch
-
-        return torch.ones(form.n, device=form.device)
 
     def _settle(self, name: str) -> None:
         form = total(self.waiting.pop(name))

@@ -20,6 +20,7 @@ from .errors import (
 )
 from .forms import Dense, Form, Part, Replay, total
 from .forms.pullback import Pullback
+from .lean import Lean
 from .marks import version
 from .rules import RULES, Unsuited, generic
 from .use import Firing, Operand, Use, comes_back
@@ -52,6 +53,7 @@ class Ledger:
         self.scalar = False
         self.coupled: Reason | None = None
         self.looped: dict[str, Tensor] | None = None
+        self.lean: Lean | None = Lean() if recorder.lean else None
         self._sources: dict[int, list[str]] = {}
         self._cache: dict[str, Form] = {}
 
@@ -60,6 +62,8 @@ class Ledger:
         self.entries.clear()
         self._cache.clear()
         self.looped = None
+        if self.lean is not None:
+            self.lean.clear()
 
     # ------------------------------------------------------------------ backward
 
@@ -103,7 +107,13 @@ class Ledger:
             use.fired += 1
             forms, name = self._forms_of(use, firing)
             for operand, form in zip(use.operands, forms, strict=True):
-                if form is not None and operand.wanted:
+                if form is None or not operand.wanted:
+                    continue
+                if self.lean is not None:
+                    entry = Entry(use, operand, form, name, [])
+                    for parameter, part in self._attached(entry, set(self.names)):
+                        self.lean.take(parameter, part)
+                else:
                     form = _small(form)
                     seen = [(t, version(t)) for t in form.tensors()]
                     self.entries.append(Entry(use, operand, form, name, seen))
@@ -129,11 +139,31 @@ class Ledger:
                 pass
         return generic(use, firing, n), "generic"
 
+    @property
+    def names(self) -> list[str]:
+        """The recorded parameters."""
+        return list(self.recorder.parameters.selected)
+
+    def expect(self, use: Use) -> None:
+        """A use was recorded in forward."""
+        if self.lean is not None and not self.busy:
+            for operand in use.operands:
+                self.lean.expect(self.sources(operand))
+
     # ------------------------------------------------------------------ questions
+
+    def sq_norms(self, names: Iterable[str], *, bounds: bool = False) -> dict[str, Tensor]:
+        """‖gᵢ‖² of every parameter that received a gradient, or certified bounds."""
+        if self.lean is not None:
+            self.ready()
+            kept = self.lean.sq_bounds if bounds else self.lean.sq_norms
+            return {name: kept[name] for name in names if name in kept}
+        forms = self.forms(names)
+        return {name: f.sq_bounds() if bounds else f.sq_norms() for name, f in forms.items()}
 
     def expect_losses(self, question: str) -> None:
         """Refuse questions that need one loss per sample."""
-        self._ready()
+        self.ready()
         if self.scalar:
             raise UsageError(
                 f"{question} needs one loss per sample",
@@ -156,7 +186,13 @@ class Ledger:
 
     def forms(self, names: Iterable[str]) -> dict[str, Form]:
         """One form per parameter that received a gradient."""
-        self._ready()
+        self.ready()
+        if self.lean is not None:
+            raise UsageError(
+                "a lean recording keeps no gradients",
+                why="only norms and weighted sums can be asked of it",
+                fix="record(model) without lean=True",
+            )
         wanted = list(names)
         if self.looped is not None:
             return {name: Dense(self.looped[name]) for name in wanted}
@@ -207,7 +243,8 @@ class Ledger:
             self._sources[id(operand)] = known
         return known
 
-    def _ready(self) -> None:
+    def ready(self) -> None:
+        """Refuse to answer from a recording that is not complete, or no longer true."""
         if self.trouble is not None:
             raise self.trouble
         if not self.backwards:

@@ -130,6 +130,7 @@ def _tap(
         dirty = operator.name in _FRESH and len(outs) == 1 and outs[0]._base is None
         picked = [outs[k] for k in use.results]
         use.fingerprint = fingerprint(saved)
+        recorder.tape._ledger.expect(use)
         new = Tap.apply(recorder.anchor, use, len(saved), dirty, *saved, *picked)
         for k, tensor in zip(use.results, (new,) if len(picked) == 1 else new, strict=True):
             outs[k] = tensor

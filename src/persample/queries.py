@@ -14,33 +14,27 @@ from .forms import Form, Sketch
 Named = Mapping[str, Form]
 
 
-def _zeros(forms: Named, n: int) -> Tensor:
-    first = next(iter(forms.values()), None)
-    device = None if first is None else first.device
-    return torch.zeros(n, dtype=_dtype(forms), device=device)
-
-
 def _dtype(forms: Named) -> torch.dtype:
     double = any(f.dtype in (torch.float64, torch.complex128) for f in forms.values())
     return torch.float64 if double else torch.float32
 
 
-def sq_norms(forms: Named, n: int, *, bounds: bool = False) -> dict[str, Tensor]:
-    """‖gᵢ‖² per parameter, or certified bounds of it."""
-    return {name: f.sq_bounds() if bounds else f.sq_norms() for name, f in forms.items()}
+def _zeros(forms: Named, *shape: int) -> Tensor:
+    first = next(iter(forms.values()), None)
+    return torch.zeros(shape, dtype=_dtype(forms), device=None if first is None else first.device)
 
 
-def added(parts: Mapping[str, Tensor], forms: Named, n: int) -> Tensor:
+def added(parts: Mapping[str, Tensor], n: int, device: torch.device) -> Tensor:
     """Σ over parameters, in the widest dtype."""
-    total = _zeros(forms, n)
+    total = torch.zeros(n, dtype=torch.float32, device=device)
     for value in parts.values():
-        total += value.to(total.device)
+        total = total + value.to(device)
     return total
 
 
 def gram(forms: Named, others: Named, n: int, m: int) -> Tensor:
     """⟨gᵢ, hⱼ⟩ over all parameters: (n, m)."""
-    total = _zeros(forms, n).unsqueeze(1).repeat(1, m)
+    total = _zeros(forms, n, m)
     for name, form in forms.items():
         total += form.dots(others[name]).to(total.dtype).to(total.device)
     return total
@@ -56,7 +50,7 @@ def dots(forms: Named, direction: Mapping[str, Tensor], n: int) -> Tensor:
 
 def project(forms: Named, dim: int, seed: int, n: int) -> Tensor:
     """Sketches of all parameters, added: (n, dim)."""
-    total = _zeros(forms, n).unsqueeze(1).repeat(1, dim)
+    total = _zeros(forms, n, dim)
     for name, form in forms.items():
         shape = torch.Size((*form.shape, 2)) if form.dtype.is_complex else form.shape
         if shape.numel():

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
-from .backward import ENGINE, run_backward, run_grad, tape_backward
+from .backward import ENGINE, run_backward, run_grad, tape_backward, weighted_backward
 from .custom import CustomFunctions, graph_node
 from .enter import entered
 from .errors import Reason, UsageError, here
@@ -79,8 +79,9 @@ class Recorder:
         rules: dict[Any, Callable[..., Any]] | None,
         unproven: str,
         verify: bool,
+        lean: bool,
     ) -> None:
-        self.model, self.n, self.verify = model, n, verify
+        self.model, self.n, self.verify, self.lean = model, n, verify, lean
         self.loop = unproven == "loop"
         self.native = verify or self.loop
         self.parameters = Parameters(model, params)
@@ -217,7 +218,8 @@ class Recorder:
         if operator.name == "grad_fn":
             return graph_node(func(*args))
         if func is Tensor.register_hook:
-            return func(args[0], self.custom.guarded(args[0], *args[1:], **kwargs))
+            hook = self.custom.guarded(args[0], *args[1:], **kwargs)
+            return func(args[0], hook)  # type: ignore[no-untyped-call]
         if operator.enter and func not in self.entering:
             return self._enter(func, args, kwargs)
         tensors: list[Tensor] = []
@@ -284,6 +286,10 @@ class Recorder:
     def backward(self, losses: Tensor, *, scale: float | Tensor | None, retain_graph: bool) -> None:
         """The body of ``Tape.backward``."""
         tape_backward(self, losses, scale=scale, retain_graph=retain_graph)
+
+    def weighted_backward(self, c: Tensor, bad: Tensor | None) -> dict[str, Tensor]:
+        """Σ cᵢ gᵢ of a lean recording."""
+        return weighted_backward(self, c, bad)
 
     # ------------------------------------------------------------------ what is known of a tensor
 
@@ -423,6 +429,7 @@ def record(
     rules: dict[Any, Callable[..., Any]] | None = None,
     unproven: str = "refuse",
     verify: bool = False,
+    lean: bool = False,
 ) -> Recorder:
     """Record one ordinary forward and backward of an unmodified model.
 
@@ -439,7 +446,8 @@ def record(
     position or tensor. ``sample_ids``: the sample of every input row (needs ``n``). ``params``:
     names, or a predicate on names. ``rules``: overrides for one recording. ``unproven``: "refuse",
     or "loop" to fall back to one backward pass per sample. ``verify``: check this step against
-    autograd.
+    autograd. ``lean``: keep nothing; norms are taken during the backward pass, weighted and clipped
+    sums by a second one, and nothing else can be asked.
     """
     if not isinstance(model, nn.Module):
         raise UsageError(f"record takes an nn.Module, got {type(model).__name__}")
@@ -447,6 +455,8 @@ def record(
         raise UsageError(f"unproven must be 'refuse' or 'loop', got {unproven!r}")
     if n is not None and (isinstance(n, bool) or not isinstance(n, int) or n < 0):
         raise UsageError(f"n must be a non-negative integer, got {n!r}")
+    if lean and (verify or unproven == "loop"):
+        raise UsageError("lean=True goes with neither verify=True nor unproven='loop'")
     if sample_ids is not None and n is None:
         raise UsageError("sample_ids needs n, the number of samples", fix="record(model, n=...)")
     return Recorder(
@@ -459,4 +469,5 @@ def record(
         rules=rules,
         unproven=unproven,
         verify=verify,
+        lean=lean,
     )

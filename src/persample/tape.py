@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -122,23 +122,22 @@ class Tape:
     def norms(self, *, params: Params = None) -> Tensor:
         """‖gᵢ‖ over all parameters: (n,). Never materialised."""
         with torch._C.DisableTorchFunction():
-            forms = self._forms(params)
-            return queries.added(queries.sq_norms(forms, self.n), forms, self.n).sqrt_()
+            return self._sq_norms(params).sqrt_()
 
     def parameter_norms(self, *, params: Params = None) -> Grads:
         """‖gᵢ‖ of each parameter: ``{name: (n,)}``."""
         with torch._C.DisableTorchFunction():
-            found = queries.sq_norms(self._forms(params), self.n)
+            names = choose(params, self.names)
+            found = self._ledger.sq_norms(names)
             return {
                 name: found[name].sqrt() if name in found else self._zeros(name, ())
-                for name in choose(params, self.names)
+                for name in names
             }
 
     def weighted_sum(self, c: Tensor, *, params: Params = None) -> Grads:
         """Σᵢ cᵢ gᵢ for any coefficients c (n,): ``{name: shape}``."""
         with torch._C.DisableTorchFunction():
-            c = self._coefficients(c)
-            return self._summed(self._forms(params), c, params)
+            return self._summed(choose(params, self.names), self._coefficients(c))
 
     def clipped_sum(self, max_norm: float, *, rule: Rule = flat, params: Params = None) -> Grads:
         """Σᵢ cᵢ gᵢ with ‖cᵢ gᵢ‖ ≤ max_norm for every sample: DP-SGD's gradient, one backward.
@@ -172,31 +171,24 @@ class Tape:
             if not 0 <= float(max_norm) < float("inf"):
                 raise UsageError(f"max_norm must be finite and not negative, got {max_norm!r}")
             self._ledger.expect_losses("clipped_sum")
-            forms = self._forms(params)
-            bounds = queries.sq_norms(forms, self.n, bounds=True)
-            groups = (
-                rule.split(list(choose(params, self.names)))
-                if isinstance(rule, Grouped)
-                else [tuple(choose(params, self.names))]
-            )
+            names = choose(params, self.names)
+            groups = rule.split(names) if isinstance(rule, Grouped) else [tuple(names)]
             within = rule.within if isinstance(rule, Grouped) else rule
-            bad = ~torch.isfinite(queries.added(bounds, forms, self.n))
-            forms = self._contained(forms, bad)
+            bounds = self._ledger.sq_norms(names, bounds=True)
+            bad = ~torch.isfinite(queries.added(bounds, self.n, self._device()))
+            self._warn(bad)
             found: Grads = {}
             for group in groups:
-                mine = {name: forms[name] for name in group if name in forms}
-                total = queries.added({k: bounds[k] for k in mine}, forms, self.n).sqrt_()
-                c = coefficients(within, total, float(max_norm) / len(groups) ** 0.5)
-                c = c.masked_fill(bad, 0)
-                found.update(self._summed(mine, c, list(group), wide=True))
-            return {name: found[name] for name in choose(params, self.names)}
+                mine = {name: bounds[name] for name in group if name in bounds}
+                sizes = queries.added(mine, self.n, self._device()).sqrt_()
+                c = coefficients(within, sizes, float(max_norm) / len(groups) ** 0.5)
+                found.update(self._summed(group, c.masked_fill(bad, 0), bad=bad, wide=True))
+            return {name: found[name] for name in names}
 
     def nonfinite(self, *, params: Params = None) -> Tensor:
         """Samples whose gradient holds NaN or inf, or overflows when squared: indices."""
         with torch._C.DisableTorchFunction():
-            forms = self._forms(params)
-            total = queries.added(queries.sq_norms(forms, self.n), forms, self.n)
-            return (~torch.isfinite(total)).nonzero().flatten()
+            return (~torch.isfinite(self._sq_norms(params))).nonzero().flatten()
 
     def set_grad(self, grads: Mapping[str, Tensor], *, accumulate: bool = False) -> None:
         """Write ``{name: gradient}`` to the parameters' ``.grad`` (or add to it)."""
@@ -305,7 +297,7 @@ class Tape:
         second = self.second_moment(params=params)
         with torch._C.DisableTorchFunction():
             ones = torch.ones(self.n, dtype=torch.float64, device=self._device())
-            mean = self._summed(self._forms(params), ones / self.n, params, wide=True)
+            mean = self._summed(choose(params, self.names), ones / self.n, wide=True)
             return {
                 name: (value - mean[name].abs().square()).clamp_(min=0) * (self.n / (self.n - 1))
                 for name, value in second.items()
@@ -315,10 +307,9 @@ class Tape:
         """The simple gradient noise scale tr Σ / |G|², with its parts."""
         with torch._C.DisableTorchFunction():
             self._ledger.expect_losses("noise_scale")
-            forms = self._forms(params)
-            sq = queries.added(queries.sq_norms(forms, self.n), forms, self.n)
+            sq = self._sq_norms(params)
             ones = torch.ones(self.n, dtype=torch.float64, device=sq.device)
-            mean = self._summed(forms, ones / max(self.n, 1), params, wide=True)
+            mean = self._summed(choose(params, self.names), ones / max(self.n, 1), wide=True)
             size = sum(float(g.abs().double().square().sum()) for g in mean.values())
             return queries.noise_scale(sq, size, self.n)
 
@@ -350,29 +341,44 @@ class Tape:
             raise UsageError("coefficients must be finite")
         return c.detach().to(self._device())
 
+    def _sq_norms(self, params: Params) -> Tensor:
+        parts = self._ledger.sq_norms(choose(params, self.names))
+        return queries.added(parts, self.n, self._device())
+
     def _summed(
-        self, forms: Mapping[str, Form], c: Tensor, params: Params, *, wide: bool = False
+        self,
+        names: Sequence[str],
+        c: Tensor,
+        *,
+        bad: Tensor | None = None,
+        wide: bool = False,
     ) -> Grads:
+        """Σ cᵢ gᵢ; ``bad`` samples are taken out before any batched kernel: 0 · NaN is NaN."""
+        recorder = self._open()
+        if bad is not None and not bool(bad.any()):
+            bad = None
+        if self._ledger.lean is not None:
+            self._ledger.ready()
+            sums = recorder.weighted_backward(c, bad)
+        else:
+            forms = self._ledger.forms(names)
+            if bad is not None:
+                forms = {name: form.without(bad) for name, form in forms.items()}
+            sums = {name: form.weighted_sum(c) for name, form in forms.items()}
         found = {}
-        for name in choose(params, self.names):
-            parameter = self._open().parameters.selected[name]
-            if name not in forms:
-                dtype = torch.promote_types(parameter.dtype, torch.float32)
-                found[name] = torch.zeros(
-                    parameter.shape,
-                    dtype=dtype if wide else parameter.dtype,
-                    device=parameter.device,
-                )
-                continue
-            value = forms[name].weighted_sum(c)
-            found[name] = value if wide else value.to(parameter.dtype)
+        for name in names:
+            parameter = recorder.parameters.selected[name]
+            dtype = parameter.dtype
+            if wide:
+                dtype = torch.promote_types(dtype, torch.float32)
+            if name in sums:
+                found[name] = sums[name].to(dtype)
+            else:
+                found[name] = torch.zeros(parameter.shape, dtype=dtype, device=parameter.device)
         return found
 
-    def _contained(self, forms: dict[str, Form], bad: Tensor) -> dict[str, Form]:
-        """Take non-finite samples out before any batched kernel sees them: 0 · NaN is NaN."""
-        if not bool(bad.any()):
-            return forms
-        if not self._warned:
+    def _warn(self, bad: Tensor) -> None:
+        if not self._warned and bool(bad.any()):
             self._warned = True
             which = bad.nonzero().flatten().tolist()
             warnings.warn(
@@ -380,7 +386,6 @@ class Tape:
                 NonFiniteWarning,
                 stacklevel=3,
             )
-        return {name: form.without(bad) for name, form in forms.items()}
 
 
 def _buffer(out: Grads, name: str, shape: tuple[int, ...], parameter: Tensor) -> Tensor:

@@ -185,4 +185,5 @@ def _use(recorder: Recorder, weight: Tensor, bias: Tensor | None, layout: Layout
     use.out_layouts.append(layout)
     use.refused.append(None)
     use.out_shapes.append(torch.Size((0, weight.shape[0])))
+    recorder.tape._ledger.expect(use)
     return use
