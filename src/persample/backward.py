@@ -18,7 +18,7 @@ from .errors import (
     UsageError,
     here,
 )
-from .layout import Additive, Layout, Mixed, ids_of
+from .layout import Additive, Layout, Mixed
 from .marks import Derived
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def _checked(
     if trouble is None:
         if ledger.lean is not None:
             ledger.lean.finish()
-            ledger.lean.losses.append((losses, seed / factor))
+            ledger.lean.losses.append((losses, seed, factor))
         ledger.backwards += 1
         ledger.scalar = ledger.scalar or scalar
         ledger.coupled = ledger.coupled or coupled
@@ -105,26 +105,21 @@ def _checked(
 
 
 def weighted_backward(recorder: Recorder, c: Tensor, bad: Tensor | None) -> dict[str, Tensor]:
-    """Lean recordings: Σ cᵢ gᵢ by a second backward pass with weighted losses."""
+    """Lean recordings: Σ cᵢ gᵢ by a second backward pass."""
     ledger = recorder.tape._ledger
     lean = ledger.lean
     assert lean is not None
-    lean.sums, lean.bad = {}, bad
+    lean.sums, lean.weights, lean.bad = {}, c, bad
     try:
-        for losses, seed in lean.losses:
-            with torch._C.DisableTorchFunction():
-                state = recorder.look(losses)
-                assert isinstance(state, Layout)
-                ids = ids_of(state, losses.shape, recorder.n or 0, losses.device)
-                seeds = seed * c.to(seed.dtype)[ids].expand(losses.shape)
+        for losses, seed, factor in lean.losses:
             # questions run with the recorder switched off; recomputation must see it
-            with torch._C._EnableTorchFunction(), receiving(recorder, 1.0):
-                _backward(losses, seeds, retain_graph=True)
+            with torch._C._EnableTorchFunction(), receiving(recorder, factor):
+                _backward(losses, seed, retain_graph=True)
             if ledger.trouble is not None:
                 raise ledger.trouble
         return lean.sums
     finally:
-        lean.sums = lean.bad = None
+        lean.sums = lean.weights = lean.bad = None
 
 
 def _prove(recorder: Recorder, losses: Tensor) -> tuple[bool, Any]:

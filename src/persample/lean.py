@@ -2,7 +2,8 @@
 
 The first backward turns every use into its squared norms and lets go of it; a parameter with
 several uses waits for the last of them, because norms of uses do not add up. A weighted sum is a
-second backward pass with weighted losses, in which every use adds its ordinary gradient.
+second backward pass of the same losses, in which every use adds its weighted gradients. Weights are
+applied to the uses, in float32 at least, not to the losses: half precision would round them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from .forms import Form, total
@@ -24,8 +24,9 @@ class Lean:
     waiting: dict[str, list[Form]] = field(default_factory=dict)
     sq_norms: dict[str, Tensor] = field(default_factory=dict)
     sq_bounds: dict[str, Tensor] = field(default_factory=dict)
-    losses: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    losses: list[tuple[Tensor, Tensor, float]] = field(default_factory=list)
     sums: dict[str, Tensor] | None = None
+    weights: Tensor | None = None
     bad: Tensor | None = None
 
     def expect(self, names: Iterable[str]) -> None:
@@ -44,9 +45,10 @@ class Lean:
 
     def _add(self, name: str, form: Form) -> None:
         assert self.sums is not None
+        assert self.weights is not None
         if self.bad is not None:
             form = form.without(self.bad)
-        value = form.weighted_sum(torch.ones(form.n, device=form.device))
+        value = form.certain_sum(self.weights)
         self.sums[name] = self.sums[name] + value if name in self.sums else value
 
     def _settle(self, name: str) -> None:

@@ -18,7 +18,7 @@ from .errors import (
     UsageError,
     describe,
 )
-from .forms import Dense, Form, Part, Replay, total
+from .forms import Dense, Form, Part, Replay, total, wide
 from .forms.pullback import Pullback
 from .lean import Lean
 from .marks import version
@@ -271,6 +271,6 @@ def _small(form: Form) -> Form:
     """Keep rows instead of factors where they are smaller."""
     if isinstance(form, (Dense, Replay)):
         return form
-    if form.n * form.size * form.dtype.itemsize <= form.nbytes():
-        return Dense(form.dense())
+    if form.n * form.size * wide(form.dtype).itemsize <= form.nbytes():
+        return Dense(form.wide_dense())
     return form

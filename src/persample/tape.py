@@ -355,6 +355,7 @@ class Tape:
     ) -> Grads:
         """Σ cᵢ gᵢ; ``bad`` samples are taken out before any batched kernel: 0 · NaN is NaN."""
         recorder = self._open()
+        certain = bad is not None
         if bad is not None and not bool(bad.any()):
             bad = None
         if self._ledger.lean is not None:
@@ -364,7 +365,10 @@ class Tape:
             forms = self._ledger.forms(names)
             if bad is not None:
                 forms = {name: form.without(bad) for name, form in forms.items()}
-            sums = {name: form.weighted_sum(c) for name, form in forms.items()}
+            sums = {
+                name: form.certain_sum(c) if certain else form.weighted_sum(c)
+                for name, form in forms.items()
+            }
         found = {}
         for name in names:
             parameter = recorder.parameters.selected[name]

@@ -72,6 +72,10 @@ class Form:
 
     # ------------------------------------------------------------------ derived
 
+    def wide_dense(self, first: int = 0, last: int | None = None) -> Tensor:
+        """Dense rows, computed in float32 at least."""
+        return self.dense(first, last).to(wide(self.dtype))
+
     def owns(self, rows: Tensor) -> bool:
         """Whether dense rows are the form's own memory."""
         return False
@@ -91,7 +95,7 @@ class Form:
         """Dense rows, a few samples at a time."""
         width = self.size * max(wide(self.dtype).itemsize, 4)
         for first, last in spans(self.n, width, budget):
-            yield first, last, self.dense(first, last).to(wide(self.dtype))
+            yield first, last, self.wide_dense(first, last)
 
     def sq_norms(self) -> Tensor:
         """‖gᵢ‖² for every sample: (n,)."""
@@ -110,6 +114,10 @@ class Form:
         for first, last, rows in self.rows():
             total += torch.tensordot(c[first:last].to(rows.dtype), rows, 1)
         return total
+
+    def certain_sum(self, c: Tensor) -> Tensor:
+        """Σᵢ cᵢ gᵢ computed from what the norms' bounds were computed from."""
+        return self.weighted_sum(c)
 
     def dots(self, other: Form) -> Tensor:
         """⟨gᵢ, hⱼ⟩ for every pair: (n, m)."""

@@ -60,6 +60,12 @@ class Outer(Form):
             rows = torch.matmul(left.transpose(2, 3), right)
         return rows.reshape(left.shape[0], *self.shape)
 
+    def wide_dense(self, first: int = 0, last: int | None = None) -> Tensor:
+        """From widened factors."""
+        if self.dtype == wide(self.dtype):
+            return self.dense(first, last)
+        return Outer(*self._wide(first, self.n if last is None else last), self.shape).dense()
+
     def write(self, out: Tensor) -> Tensor:
         """Straight into the buffer."""
         if out.dtype != self.dtype or not out.is_contiguous() or self.n == 0:
@@ -122,7 +128,8 @@ class Outer(Form):
         """The norms plus what rounding can have hidden; doubtful ones again in double precision.
 
         Each product of length d is off by about u√d of its terms' size; errors of different
-        positions are independent, so together they are of the size of the energy.
+        positions are independent, so together they are of the size of the energy. The sum itself
+        is rounded too: what it may be off by counts as part of the gradient.
         """
         if self.dtype.is_complex or self.dtype == torch.float64:
             return self.sq_norms()
@@ -131,12 +138,13 @@ class Outer(Form):
         unit = torch.finfo(wide(self.dtype)).eps
         slack = unit * (4 * (math.sqrt(a) + math.sqrt(b)) * energy + 16 * found)
         doubtful = slack > 1e-3 * found
-        bound = found + slack
+        sizes = found + slack
         if self.t > 1 and bool(doubtful.any()):
             which = doubtful.nonzero().flatten()
             exact = Outer(self.left[which].double(), self.right[which].double(), self.shape)
-            bound[which] = (exact._direct() * (1 + 1e-6)).to(bound.dtype)
-        return bound
+            sizes[which] = (exact._direct() * (1 + 1e-6)).to(sizes.dtype)
+        rounding = 8 * unit * (self.t * energy).sqrt() if self.t > 1 else 0
+        return (sizes.sqrt() + rounding).square()
 
     def weighted_sum(self, c: Tensor) -> Tensor:
         """(c ∘ left)ᵀ right, one matrix product over all samples and positions."""

@@ -54,6 +54,13 @@ class Part(Form):
         self._into(out, rows, lead=1)
         return out
 
+    def wide_dense(self, first: int = 0, last: int | None = None) -> Tensor:
+        """From the view's wide rows."""
+        rows = self.form.wide_dense(first, last)
+        out = rows.new_zeros(rows.shape[0], *self.shape)
+        self._into(out, rows, lead=1)
+        return out
+
     def sq_norms(self) -> Tensor:
         """Those of the view: no element is named twice."""
         return self.form.sq_norms()
@@ -64,7 +71,13 @@ class Part(Form):
 
     def weighted_sum(self, c: Tensor) -> Tensor:
         """The view's sum in its place."""
-        value = self.form.weighted_sum(c)
+        return self._placed(self.form.weighted_sum(c))
+
+    def certain_sum(self, c: Tensor) -> Tensor:
+        """The view's sum in its place."""
+        return self._placed(self.form.certain_sum(c))
+
+    def _placed(self, value: Tensor) -> Tensor:
         out = torch.zeros(self.shape, dtype=wide(self.dtype), device=self.device)
         self._into(out, value, lead=0)
         return out

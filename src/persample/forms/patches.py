@@ -66,6 +66,16 @@ class Patches(Form):
             return self._outer(first, last).dense()
         return self._folded(first, last)
 
+    def wide_dense(self, first: int = 0, last: int | None = None) -> Tensor:
+        """From a widened input and output gradient."""
+        dtype = wide(self.dtype)
+        if self.dtype == dtype:
+            return self.dense(first, last)
+        m = self.images
+        part = slice(first * m, None if last is None else last * m)
+        x, grad = self.x[part].to(dtype), self.grad[part].to(dtype)
+        return Patches(x, grad, self.weight, self.geometry, m).dense()
+
     def _folded(self, first: int, last: int) -> Tensor:
         """All images in one convolution, each image a group of its own."""
         m = self.images
@@ -116,7 +126,7 @@ class Patches(Form):
                 out[first:last] = self._outer(first, last).sq_norms()
             return out
         for first, last in spans(self.n, self.size * 4, 16 << 20):
-            rows = self.dense(first, last).to(wide(self.dtype))
+            rows = self.wide_dense(first, last)
             out[first:last] = rows.flatten(1).square().sum(1)
         return out
 

@@ -61,6 +61,10 @@ class Pullback(Form):
             found = torch.stack([e for e in each if e is not None]) if each[0] is not None else None
         return zeros if found is None else found
 
+    def certain_sum(self, c: Tensor) -> Tensor:
+        """From the rows, which the norms come from."""
+        return Form.weighted_sum(self, c)
+
     def weighted_sum(self, c: Tensor) -> Tensor:
         """Linear: one backward pass of the form's own sum."""
         total = self.form.weighted_sum(c)

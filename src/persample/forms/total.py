@@ -49,9 +49,17 @@ class Total(Form):
             total = total + form.dense(first, last)
         return total.to(self.dtype)
 
+    def wide_dense(self, first: int = 0, last: int | None = None) -> Tensor:
+        """The parts' wide rows, added."""
+        return _added([f.wide_dense(first, last) for f in self.forms])
+
     def weighted_sum(self, c: Tensor) -> Tensor:
         """Linear: the parts' sums, added."""
         return _added([f.weighted_sum(c) for f in self.forms])
+
+    def certain_sum(self, c: Tensor) -> Tensor:
+        """Linear."""
+        return _added([f.certain_sum(c) for f in self.forms])
 
     def dot(self, direction: Tensor) -> Tensor:
         """Linear."""
@@ -91,7 +99,7 @@ class Total(Form):
         """Where cancellation between parts left little, take the dense rows."""
         out = bound.clone()
         for i in loose.nonzero().flatten().tolist():
-            rows = self.dense(i, i + 1).double()
+            rows = self.wide_dense(i, i + 1).double()
             out[i] = (rows.square().sum() * (1 + 1e-6)).to(out.dtype)
         return out
 

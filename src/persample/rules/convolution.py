@@ -23,6 +23,8 @@ def _each(value: Any, axes: int) -> tuple[int, ...]:
 
 def _images(x: Tensor, layout: Layout, n: int) -> tuple[Tensor, int]:
     """Images with those of one sample side by side, and how many each has."""
+    if n == 1:
+        return x, x.shape[0]
     if layout.ids is not None or layout.axis != 0 or n == 0:
         raise Unsuited
     inner = layout.inner

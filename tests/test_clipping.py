@@ -1,0 +1,206 @@
+"""The edge-case table of ``clipped_sum``, and samples made to break its bound."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import persample
+
+from .models import Fn, par
+
+C = 1.0
+T, I, O = 12, 6, 5  # noqa: E741
+
+
+def positions(kind: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """One sample: inputs (t, i) and the output gradient (t, o) its linear loss will have."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(T, I, generator=generator, dtype=torch.float64)
+    g = torch.randn(T, O, generator=generator, dtype=torch.float64)
+    if kind == "cancelling":
+        x[T // 2 :], g[T // 2 :] = x[: T // 2], -g[: T // 2]
+        g[0] *= 1 + 2e-3
+    elif kind == "cancelling large":
+        x[T // 2 :], g[T // 2 :] = x[: T // 2], -g[: T // 2]
+        x, g = x * 100, g * 100
+        g[0] += 0.25
+    elif kind == "cancelling exactly":
+        x[T // 2 :], g[T // 2 :] = x[: T // 2], -g[: T // 2]
+    elif kind == "large":
+        x = x * (100 if dtype == torch.float16 else 1e6)
+    elif kind == "overflowing":
+        x = x * (6e4 if dtype == torch.float16 else 1e30)
+        g = g * (1 if dtype == torch.float16 else 1e30)
+    elif kind == "denormal":
+        x = x * (6e-8 if dtype == torch.float16 else 1e-40)
+    elif kind == "nan":
+        x[2, 1] = float("nan")
+    elif kind == "inf":
+        x[2, 1] = float("inf")
+    elif kind == "zeros":
+        x = x * 0
+    elif kind == "one large among small":
+        x[0] *= 1e4
+    return x.to(dtype), g.to(dtype)
+
+
+KINDS = [
+    "ordinary", "cancelling", "cancelling large", "cancelling exactly", "large", "overflowing",
+    "denormal", "nan", "inf", "zeros", "one large among small",
+]  # fmt: skip
+NOT_FINITE = {"nan", "inf", "overflowing"}
+
+
+class Weighted(nn.Module):
+    """Losses Σₜ ⟨gₜ, layer(x)ₜ⟩: the output gradient is given."""
+
+    def __init__(self, kind: str, dtype: torch.dtype) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer: nn.Module = {
+            "linear": lambda: nn.Linear(I, O),
+            "conv": lambda: nn.Conv1d(I, O, 3, padding=1),
+            "scale": lambda: Fn(lambda s, x: (x * s.w)[..., :O], w=par(I)),
+            "twice": lambda: Fn(lambda s, x: s.l(x) + F.linear(x, s.l.weight), l=nn.Linear(I, O)),
+        }[kind]().to(dtype)
+        self.kind = kind
+
+    def forward(self, x: Tensor, g: Tensor) -> Tensor:
+        out = self.layer(x.mT).mT if self.kind == "conv" else self.layer(x)
+        return (out * g).sum((1, 2))
+
+
+def contribution(layer: str, kind: str, dtype: torch.dtype, lean: bool = False) -> Tensor:
+    """What one sample adds to the clipped sum, as one float64 vector."""
+    x, g = positions(kind, dtype)
+    model = Weighted(layer, dtype)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", persample.NonFiniteWarning)
+        with persample.record(model, lean=lean) as tape:
+            tape.backward(model(x[None], g[None]))
+        total = tape.clipped_sum(C)
+    for value in total.values():
+        assert value.dtype == torch.promote_types(dtype, torch.float32)
+    return torch.cat([v.double().flatten() for v in total.values()])
+
+
+@pytest.mark.parametrize("lean", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("layer", ["linear", "conv", "scale", "twice"])
+def test_no_sample_exceeds_the_bound(layer: str, kind: str, dtype: torch.dtype, lean: bool) -> None:
+    found = contribution(layer, kind, dtype, lean)
+    assert bool(torch.isfinite(found).all())
+    assert float(found.norm()) <= C * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("layer", ["linear", "conv", "twice"])
+def test_the_bound_is_tight_where_nothing_cancels(layer: str) -> None:
+    assert float(contribution(layer, "ordinary", torch.float32).norm()) >= C * (1 - 1e-4)
+
+
+@pytest.mark.parametrize("kind", sorted(NOT_FINITE))
+def test_a_sample_that_is_not_finite_is_reported_and_harms_nobody(kind: str) -> None:
+    good, bad = positions("ordinary", torch.float32), positions(kind, torch.float32)
+    model = Weighted("linear", torch.float32)
+    x, g = torch.stack([good[0], bad[0], good[0]]), torch.stack([good[1], bad[1], good[1]])
+    with persample.record(model) as tape:
+        tape.backward(model(x, g))
+    assert tape.nonfinite().tolist() == [1]
+    with pytest.warns(persample.NonFiniteWarning, match="1"):
+        total = tape.clipped_sum(C)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tape.clipped_sum(C)  # once
+    with persample.record(model) as tape:
+        tape.backward(model(x[[0, 2]], g[[0, 2]]))
+    for name, value in tape.clipped_sum(C).items():
+        assert torch.allclose(total[name], value, atol=1e-6)
+
+
+def tape_of(n: int = 3) -> persample.Tape:
+    model = nn.Linear(4, 2)
+    with persample.record(model, n=n) as tape:
+        tape.backward(model(torch.randn(n, 4)).square().sum(1))
+    return tape
+
+
+def test_zero_and_empty() -> None:
+    assert all(bool((v == 0).all()) for v in tape_of().clipped_sum(0.0).values())
+    empty = tape_of(0).clipped_sum(1.0)
+    assert {k: tuple(v.shape) for k, v in empty.items()} == {"weight": (2, 4), "bias": (2,)}
+    assert all(bool((v == 0).all()) for v in empty.values())
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
+def test_bad_bounds_are_refused_and_the_tape_stays_usable(value: float) -> None:
+    tape = tape_of()
+    with pytest.raises(persample.UsageError, match="max_norm"):
+        tape.clipped_sum(value)
+    tape.clipped_sum(1.0)
+
+
+def test_rules() -> None:
+    tape = tape_of(5)
+    rows = tape.grads()
+    flat = torch.cat([g.flatten(1) for g in rows.values()], 1)
+    norms = flat.norm(dim=1)
+
+    def added(c: Tensor, name: str) -> Tensor:
+        return torch.tensordot(c, rows[name], 1)
+
+    found = tape.clipped_sum(0.5, rule=persample.automatic)
+    for name in rows:
+        assert torch.allclose(found[name], added(0.5 / (norms + 0.01), name), atol=1e-4)
+    found = tape.clipped_sum(0.5, rule=persample.per_layer())
+    for name in rows:
+        c = (0.5 / 2**0.5 / rows[name].flatten(1).norm(dim=1)).clamp(max=1)
+        assert torch.allclose(found[name], added(c, name), atol=1e-4)
+    found = tape.clipped_sum(0.5, rule=persample.per_group([["weight"], ["bias"]]))
+    assert torch.allclose(
+        found["weight"], tape.clipped_sum(0.5, rule=persample.per_layer())["weight"]
+    )
+    greedy = tape.clipped_sum(0.5, rule=lambda norms: torch.full_like(norms, 100.0))
+    for name, value in greedy.items():  # a rule cannot break the bound
+        assert torch.allclose(value, added(0.5 / norms, name), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("rule", "phrase"),
+    [
+        (lambda norms: norms[:1], "coefficients"),
+        (lambda norms: -norms, "negative"),
+        (lambda norms: norms * float("nan"), "non-finite"),
+        (persample.per_group([["weight"]]), "every recorded parameter"),
+    ],
+)
+def test_bad_rules_are_refused(rule: Any, phrase: str) -> None:
+    with pytest.raises(persample.UsageError, match=phrase):
+        tape_of().clipped_sum(1.0, rule=rule)
+
+
+def test_bad_arguments_of_other_questions() -> None:
+    tape = tape_of()
+    for c in (torch.ones(2), torch.tensor([1.0, float("nan"), 0.0]), [1, 1, 1]):
+        with pytest.raises(persample.UsageError, match="coefficients"):
+            tape.weighted_sum(c)  # type: ignore[arg-type]
+    with pytest.raises(persample.UsageError, match="names"):
+        tape.dots({"weight": torch.zeros(2, 4)})
+    with pytest.raises(persample.UsageError, match="direction"):
+        tape.dots({"weight": torch.zeros(4, 2), "bias": torch.zeros(2)})
+    with pytest.raises(persample.UsageError, match="different models"):
+        other = nn.Linear(3, 2)
+        with persample.record(other) as second:
+            second.backward(other(torch.randn(3, 3)).sum(1))
+        tape.cross(second)
+    with pytest.raises(persample.UsageError, match="dim"):
+        tape.project(0, seed=1)
+    with pytest.raises(persample.UsageError, match="out"):
+        tape.grads(out={})
+    tape.norms()
