@@ -33,7 +33,7 @@ _ALIASING = frozenset(
     narrow unbind chunk split split_with_sizes tensor_split hsplit vsplit dsplit diagonal unfold
     getitem to type float double half bfloat16 contiguous detach alias data real imag conj
     view_as_real view_as_complex resolve_conj resolve_neg positive as_tensor linalg_diagonal
-    type_as slice broadcast_tensors atleast_1d atleast_2d atleast_3d meshgrid""".split()
+    type_as slice as_strided broadcast_tensors atleast_1d atleast_2d atleast_3d meshgrid""".split()
 )
 # Operators that look only at shape or dtype of all arguments but the first.
 _SHAPE_ONLY = frozenset(

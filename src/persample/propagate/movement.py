@@ -255,6 +255,20 @@ def _cut(call: Call, x: Tensor) -> int | None:
     return int(dim) % x.dim()
 
 
+@rule("as_strided", linear=True)
+def as_strided(call: Call) -> Result:
+    """Colours are laid out in memory as the tensor is, and viewed the same way."""
+    x, layout = _source(call)
+    size, stride = call.arg(1, "size"), call.arg(2, "stride")
+    offset = call.arg(3, "storage_offset")
+    start = 0 if offset is None else offset - x.storage_offset()
+    extent = 1 + sum((s - 1) * d for s, d in zip(x.shape, x.stride(), strict=True))
+    memory = torch.full((max(extent, 1),), -1, device=x.device)
+    colours = ids_of(layout, x.shape, call.n, x.device).expand(x.shape)
+    memory.as_strided(x.shape, x.stride()).copy_(colours)
+    return explicit(squeeze_colours(memory.as_strided(size, stride, start)), call.n)
+
+
 @rule("unfold im2col", linear=True)
 def unfold(call: Call) -> Result | list[Result]:
     """``Tensor.unfold`` windows one axis; ``F.unfold`` takes patches of images."""
