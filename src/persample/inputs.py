@@ -64,23 +64,30 @@ class Inputs:
         self.keep_alive = [c for c in given if isinstance(c, Tensor)]
         self.seen: list[Seen] = []
         self.storages: set[int] = set()
-        self._handles: list[Any] = []
+        self._hooked: list[nn.Module] = []
         self._inside: Any = None
 
     def install(self, model: nn.Module) -> None:
-        """Hook every module (removed again when the block ends)."""
-        gate = Gate(self._before)
+        """Hook every module (removed again when the block ends).
+
+        What ``register_forward_pre_hook(gate, prepend=True, with_kwargs=True)`` does, without its
+        price: a recording installs one hook per module.
+        """
+        gate, key = Gate(self._before), id(self)
         for module in model.modules():
             if not isinstance(module, torch.jit.ScriptModule):
-                self._handles.append(
-                    module.register_forward_pre_hook(gate, prepend=True, with_kwargs=True)
-                )
+                module._forward_pre_hooks[key] = gate
+                module._forward_pre_hooks.move_to_end(key, last=False)  # type: ignore[attr-defined]
+                module._forward_pre_hooks_with_kwargs[key] = True
+                self._hooked.append(module)
 
     def remove(self) -> None:
         """Take all hooks away."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        key = id(self)
+        for module in self._hooked:
+            module._forward_pre_hooks.pop(key, None)
+            module._forward_pre_hooks_with_kwargs.pop(key, None)
+        self._hooked.clear()
         if self._inside is not None:
             self._inside.remove()
             self._inside = None

@@ -46,7 +46,7 @@ class Ledger:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.entries: list[Entry] = []
-        self.receiving = self.muted = False
+        self._receiving = self._muted = False
         self.factor = 1.0
         self.trouble: PersampleError | None = None
         self.backwards = 0
@@ -68,9 +68,24 @@ class Ledger:
     # ------------------------------------------------------------------ backward
 
     @property
-    def busy(self) -> bool:
-        """Whether a backward pass of the recorder's own is under way."""
-        return self.receiving or self.muted
+    def receiving(self) -> bool:
+        """Whether taps are listened to."""
+        return self._receiving
+
+    @receiving.setter
+    def receiving(self, value: bool) -> None:
+        self._receiving = value
+        self.recorder.busy = value or self._muted
+
+    @property
+    def muted(self) -> bool:
+        """Whether taps may fire without being listened to."""
+        return self._muted
+
+    @muted.setter
+    def muted(self, value: bool) -> None:
+        self._muted = value
+        self.recorder.busy = value or self._receiving
 
     def rollback(self, mark: int) -> None:
         """Forget entries of an interrupted backward."""
@@ -146,7 +161,7 @@ class Ledger:
 
     def expect(self, use: Use) -> None:
         """A use was recorded in forward."""
-        if self.lean is not None and not self.busy:
+        if self.lean is not None and not self.recorder.busy:
             for operand in use.operands:
                 self.lean.expect(self.sources(operand))
 

@@ -21,6 +21,9 @@ class Derived:
         self.selected = selected
 
 
+SELECTED, EXCLUDED = Derived(True), Derived(False)
+
+
 class Family:
     """Tensors that share memory share a version counter; what was seen of it last."""
 
@@ -42,7 +45,10 @@ class Mark:
 
 def version(tensor: Tensor) -> int:
     """The version counter; inference tensors have none."""
-    return -1 if tensor.is_inference() else tensor._version
+    try:
+        return tensor._version
+    except RuntimeError:
+        return -1
 
 
 class Marks:

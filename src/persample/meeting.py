@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from .errors import Reason, here
 from .layout import CONSTANT, Additive, Constant, Layout, Mixed, State, closed
@@ -17,7 +16,7 @@ from .propagate import Operator, collect, propagate
 from .recurrence import GATES
 from .tap import Tap
 from .unroll import request, unroll
-from .use import RandomState, Use, current_autocast, fingerprint
+from .use import RandomState, Use, current_autocast, fingerprint, taken_apart
 
 if TYPE_CHECKING:
     from .recorder import Coloured, Recorder
@@ -50,7 +49,7 @@ def meet(
         found = None if asked is None else unroll(recorder, asked)
         if found is not None:
             return found
-    leaves, spec = tree_flatten((tuple(args), kwargs))
+    leaves, template = taken_apart(args, kwargs)
     operands = operands_of(recorder, leaves, {id(t) for t in owned})
     taken = {operand.position for operand in operands}
     data = [k for k, v in enumerate(leaves) if isinstance(v, Tensor) and k not in taken]
@@ -65,7 +64,7 @@ def meet(
         saved = [target.detach().clone() if k == 0 else leaves[k] for k in data]
         coloured = [(run[0] if t is target else t, s) for t, s in coloured]
     random = RandomState(owned[0].device) if operator.name in _RANDOM else None
-    call_args, call_kwargs = tree_unflatten(run, spec)
+    call_args, call_kwargs = template.call(run)
     out = func(*call_args, **call_kwargs)
     result = run[0] if operator.inplace else out
     n = recorder.n or 0
@@ -75,7 +74,7 @@ def meet(
         tape=weakref.ref(recorder.tape),
         operator=operator.name,
         func=func,
-        spec=spec,
+        template=template,
         leaves=[None if isinstance(v, Tensor) else v for v in leaves],
         operands=operands,
         data=data,

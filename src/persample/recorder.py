@@ -18,7 +18,7 @@ from .enter import entered
 from .errors import Reason, UsageError, here
 from .inputs import Inputs
 from .layout import CONSTANT, Constant, Mixed, State, closed, explicit
-from .marks import Derived, Mark, Marks, gained_history, same
+from .marks import EXCLUDED, SELECTED, Derived, Mark, Marks, gained_history, same
 from .meeting import meet, not_per_sample
 from .parameters import Parameters, Params
 from .propagate import Operator, collect, find, propagate
@@ -49,7 +49,7 @@ _SHAPE_ONLY = frozenset(
         "full_like",
     ]
 )
-_OPEN: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+_OPEN: list[set[int]] = []  # ids of the modules of every open recording
 
 
 class _Mode(TorchFunctionMode):
@@ -94,9 +94,10 @@ class Recorder:
         self._tape: Tape | None = Tape(self)
         self._tape_ref = weakref.ref(self._tape)
         weakref.finalize(self._tape, self.release)
+        self._modules: set[int] = set()
         self.entering: list[Any] = []
         self._eager = contextlib.ExitStack()
-        self.entered = False
+        self.entered = self.busy = False
 
     # ------------------------------------------------------------------ life
 
@@ -109,13 +110,15 @@ class Recorder:
                 why="grad, vmap and jvp replace the tensors that the recorder follows",
                 fix="record outside the transform",
             )
-        if any(module in _OPEN for module in self.model.modules()):
+        modules = {id(module) for module in self.model.modules()}
+        if any(not modules.isdisjoint(other) for other in _OPEN):
             raise UsageError(
                 "this model is being recorded already",
                 fix="leave the first block, or record the parts separately",
             )
         self.entered = True
-        _OPEN.update(self.model.modules())
+        self._modules = modules
+        _OPEN.append(modules)
         try:
             self._run_eagerly()
             self.inputs.install(self.model)
@@ -156,8 +159,7 @@ class Recorder:
         self._tape = None
         self._eager.close()
         self.inputs.remove()
-        for module in self.model.modules():
-            _OPEN.discard(module)
+        _OPEN[:] = [other for other in _OPEN if other is not self._modules]
 
     def watching(self) -> contextlib.AbstractContextManager[Any]:
         """The mode, switched on if it is not (after the block, or while it handles a call)."""
@@ -275,7 +277,7 @@ class Recorder:
 
     def _engine(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """``loss.backward()`` and ``torch.autograd.grad`` inside the block."""
-        if self.tape._ledger.busy:  # checkpointing back-propagates inside backward
+        if self.busy:  # checkpointing back-propagates inside backward
             with self.mode:
                 return entered(func)(*args, **kwargs)
         if func is torch.autograd.grad:
@@ -300,19 +302,16 @@ class Recorder:
             if not mark.history and gained_history(mark, tensor):
                 self.custom.adopt(tensor, mark)
             return mark.state
-        if self.recomputing:
+        slot = self.parameters.slots.get(id(tensor))
+        if slot is not None:
+            return SELECTED if slot.name is not None else EXCLUDED
+        if self.busy and torch.is_grad_enabled():  # a recomputation: its inputs may be copies
             twin = self.marks.twin(tensor)
             if twin is not None:
                 return twin
         if not tensor.requires_grad:
             return None
         return self._unknown(tensor)
-
-    @property
-    def recomputing(self) -> bool:
-        """Whether forward code runs inside backward (checkpointing)."""
-        tape = self._tape_ref()
-        return tape is not None and tape._ledger.busy and torch.is_grad_enabled()
 
     def is_selected(self, tensor: Tensor) -> bool:
         """Whether a tensor is, or is derived from, a recorded parameter."""
@@ -323,7 +322,7 @@ class Recorder:
         """A tensor with a gradient that no recorded operator made."""
         slot = self.parameters.find(tensor)
         if slot is not None:
-            return Derived(slot.name is not None)
+            return SELECTED if slot.name is not None else EXCLUDED
         if tensor.is_leaf:
             self.marks.put(tensor, CONSTANT)
             return CONSTANT
@@ -371,17 +370,17 @@ class Recorder:
         owned: list[Tensor],
     ) -> Any:
         """Parameters and constants only: the result is derived from parameters."""
-        selected = any(self.is_selected(t) for t in owned)
+        derived = SELECTED if any(self.is_selected(t) for t in owned) else EXCLUDED
         out = func(*args, **kwargs)
         outs: list[Tensor] = []
         collect(args[0] if operator.inplace and args else out, outs)
         for tensor in outs:
             if tensor.requires_grad and id(tensor) not in self.parameters.slots:
                 if operator.inplace:
-                    self.marks.rewrite(tensor, Derived(selected), changed=True)
+                    self.marks.rewrite(tensor, derived, changed=True)
                 else:
                     like = self._memory(operator, tensor, owned[0])
-                    self.marks.put(tensor, Derived(selected), like)
+                    self.marks.put(tensor, derived, like)
         return out
 
     def _store(self, operator: Operator, out: Any, states: Any, coloured: Coloured) -> None:

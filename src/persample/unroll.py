@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._pytree import tree_flatten
 
 from .errors import here
 from .layout import Layout, closed, explicit, ids_of
 from .operands import operands_of
 from .recurrence import Recurrence, Steps
-from .use import Use
+from .use import Use, taken_apart
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -168,7 +167,7 @@ def _direction(
 
 def _use(recorder: Recorder, weight: Tensor, bias: Tensor | None, layout: Layout) -> Use | None:
     """The hidden projection as a use of ``linear`` on the previous states."""
-    leaves, spec = tree_flatten(((None, weight, bias), {}))
+    leaves, template = taken_apart((None, weight, bias), {})
     owned = {id(t) for t in (weight, bias) if t is not None and recorder.is_selected(t)}
     operands = operands_of(recorder, leaves, owned)
     if not operands:
@@ -176,7 +175,7 @@ def _use(recorder: Recorder, weight: Tensor, bias: Tensor | None, layout: Layout
     frozen = (v for v in leaves if isinstance(v, Tensor) and id(v) not in owned)
     others = {id(v): v.detach() for v in frozen}
     use = Use(
-        tape=weakref.ref(recorder.tape), operator="linear", func=F.linear, spec=spec,
+        tape=weakref.ref(recorder.tape), operator="linear", func=F.linear, template=template,
         leaves=[others.get(id(v)) for v in leaves],
         operands=operands, data=[0], layouts=[layout], place=here(), inplace=False, rng=None,
         autocast=(),

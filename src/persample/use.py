@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from .errors import Place, Reason
 from .layout import Layout
@@ -60,13 +60,39 @@ class Firing:
 
 
 @dataclass(slots=True)
+class Template:
+    """How a call's leaves make up its arguments; nested containers go through pytree."""
+
+    spec: TreeSpec | None
+    positional: int
+    names: tuple[str, ...]
+
+    def call(self, leaves: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments and keyword arguments."""
+        if self.spec is not None:
+            args, kwargs = tree_unflatten(leaves, self.spec)
+            return args, kwargs
+        k = self.positional
+        return tuple(leaves[:k]), dict(zip(self.names, leaves[k:], strict=True))
+
+
+def taken_apart(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], Template]:
+    """The leaves of a call and the template that puts them together again."""
+    leaves = [*args, *kwargs.values()]
+    if any(isinstance(v, (list, tuple, dict)) for v in leaves):
+        leaves, spec = tree_flatten((tuple(args), kwargs))
+        return leaves, Template(spec, 0, ())
+    return leaves, Template(None, len(args), tuple(kwargs))
+
+
+@dataclass(slots=True)
 class Use:
     """Everything needed to run the operator again and to say whose gradient is whose."""
 
     tape: weakref.ref[Tape]
     operator: str
     func: Callable[..., Any]
-    spec: TreeSpec
+    template: Template
     leaves: list[Any]
     operands: list[Operand]
     data: list[int]
@@ -95,8 +121,7 @@ class Use:
             leaves[position] = tensor
         for operand in self.operands:
             leaves[operand.position] = operand.value
-        args, kwargs = tree_unflatten(leaves, self.spec)
-        return args, kwargs
+        return self.template.call(leaves)
 
     def bind(self, firing: Firing, *names: str) -> list[Any]:
         """The first arguments by position, or by name."""
@@ -112,8 +137,7 @@ class Use:
 
     def option(self, name: str, default: Any) -> Any:
         """A keyword-only argument that is not a tensor."""
-        _, kwargs = tree_unflatten(list(self.leaves), self.spec)
-        return kwargs.get(name, default)
+        return self.template.call(list(self.leaves))[1].get(name, default)
 
     def replay(self, saved: Sequence[Tensor], values: Sequence[Tensor]) -> list[Tensor]:
         """The operator's tapped results, computed again from given data and parameters."""
@@ -124,7 +148,7 @@ class Use:
             leaves[operand.position] = value
         if self.inplace:
             leaves[0] = leaves[0].clone()
-        args, kwargs = tree_unflatten(leaves, self.spec)
+        args, kwargs = self.template.call(leaves)
         with self._surroundings(saved):
             out = self.func(*args, **kwargs)
         if self.inplace:

@@ -69,7 +69,10 @@ def collect(value: Any, found: list[Tensor]) -> None:
         found.append(value)
     elif isinstance(value, (list, tuple)):
         for item in value:
-            collect(item, found)
+            if isinstance(item, Tensor):
+                found.append(item)
+            elif isinstance(item, (list, tuple, dict)):
+                collect(item, found)
     elif isinstance(value, dict):
         for item in value.values():
             collect(item, found)

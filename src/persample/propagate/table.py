@@ -178,14 +178,10 @@ def find(function: Any) -> Operator:
     table = operators()
     try:
         known = table.get(function)
-    except TypeError:
-        known = None
-    if known is None:
-        known = _late(function)
-        try:
-            table[function] = known
-        except TypeError:
-            pass
+        if known is None:
+            known = table[function] = _late(function)
+    except TypeError:  # not hashable
+        return _late(function)
     return known
 
 
