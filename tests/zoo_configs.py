@@ -111,6 +111,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "audio-spectrogram-transformer": {"max_length": 24, "time_stride": 4, "frequency_stride": 4},
     "beit": _FOUR,
     "bit": {"num_groups": 4},
+    "blip-2": {"num_query_tokens": 16},
     "blt": {"encoder_hash_byte_group_vocab": 64, "encoder_hash_byte_group_size": [3, 4]},
     "codegen": {"n_head": 4, "rotary_dim": 4},
     "cohere_compass_text": {

@@ -116,6 +116,9 @@ def product_letters(a: int, b: int) -> tuple[str, str, str]:
 
 
 def _product(a: Tensor, b: Tensor, operand: Operand, grad: Tensor, layout: Layout, n: int) -> Form:
+    if operand.value is b and b.dim() == 2 and a.dim() > 1 and not a.is_complex():
+        rows = by_sample(a, layout, n, 1).unsqueeze(1)
+        return Outer(rows, by_sample(grad, layout, n, 1).unsqueeze(1), b.shape)
     left, right, out = product_letters(a.dim(), b.dim())
     if operand.value is a:
         return contraction(b, right, a, left, grad, out, layout, n)

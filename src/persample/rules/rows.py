@@ -23,6 +23,8 @@ def by_sample(x: Tensor, layout: Layout, n: int, keep: int) -> Tensor:
     size = x.shape[axis]
     if n == 0 or (x.numel() == 0 and size == 0):
         return x.new_zeros((n, 0, *x.shape[lead:]))
+    if axis == 0 and size == n * inner:
+        return x.reshape(n, -1, *x.shape[lead:])
     outer = size // (n * inner)
     split = x.reshape(*x.shape[:axis], outer, n, inner, *x.shape[axis + 1 :])
     return split.movedim(axis + 1, 0).reshape(n, -1, *x.shape[lead:])
