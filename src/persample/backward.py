@@ -274,7 +274,7 @@ def expect_losses(losses: Tensor, state: Any, n: int) -> tuple[bool, Reason | No
 def _expect_rows(losses: Tensor, layout: Layout, n: int) -> None:
     if n == 1:
         return
-    if layout.axes not in ((0,), ()):
+    if layout.axes != (0,):
         raise MixedSamplesError(
             f"the losses {tuple(losses.shape)} do not hold the samples on axis 0",
             why=f"they are on axis {', '.join(map(str, layout.axes))}",

@@ -240,23 +240,28 @@ def _reshape_ids(ids: Tensor, old: Shape, new: Shape, n: int) -> Layout:
             view += [new[d] for d in news]
             pieces += [old[d] for d in olds]
     full = ids.expand(pieces).reshape(view)
-    return explicit(squeeze_colours(full), n)
+    return explicit(squeeze_colours(full, n), n)
 
 
-def squeeze_colours(ids: Tensor) -> Tensor:
-    """Shrink to size one every axis along which one colour will do (-1 may take any colour)."""
+def squeeze_colours(ids: Tensor, n: int) -> Tensor:
+    """Shrink to size one every axis along which the colour does not change.
+
+    -1 takes the colour of its neighbours only where that leaves every sample a place of its own:
+    a buffer that holds rows of some samples so far may be given the others' rows later.
+    """
     for d in range(ids.dim()):
         if ids.size(d) > 1:
             if ids.stride(d) == 0:
                 ids = ids.narrow(d, 0, 1)
                 continue
             top = ids.amax(d, keepdim=True)
-            wild = ids < 0
-            if not bool(((ids == top) | wild).all()):
-                continue
-            if top.numel() == 1 and bool(wild.any()):  # one sample so far: others may follow
-                continue
-            ids = top
+            same = ids == top
+            if bool(same.all()) or (
+                bool((same | (ids < 0)).all())
+                and torch.unique(top).numel() == n
+                and bool((top >= 0).all())
+            ):
+                ids = top
     return ids
 
 

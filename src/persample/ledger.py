@@ -20,6 +20,7 @@ from .errors import (
 )
 from .forms import Dense, Form, Part, Replay, total, wide
 from .forms.pullback import Pullback
+from .layout import Layout
 from .lean import Lean
 from .marks import version
 from .rules import RULES, Unsuited, generic
@@ -120,6 +121,10 @@ class Ledger:
             scaled = tuple(None if g is None else self._unscaled(g.detach()) for g in grads)
             firing = Firing(tuple(self._own(t.detach()) for t in saved), scaled)
             use.fired += 1
+            for layout, grad in zip(use.out_layouts, scaled, strict=True):
+                if grad is not None and unowned(layout, grad):
+                    self.trouble = self.trouble or _nobodys(use)
+                    return
             forms, name = self._forms_of(use, firing)
             for operand, form in zip(use.operands, forms, strict=True):
                 if form is None or not operand.wanted:
@@ -289,3 +294,20 @@ def _small(form: Form) -> Form:
     if form.n * form.size * wide(form.dtype).itemsize <= form.nbytes():
         return Dense(form.wide_dense())
     return form
+
+
+def unowned(layout: Layout, grad: Tensor) -> bool:
+    """Whether rows of no sample received a gradient."""
+    if layout.ids is None:
+        return False
+    nobody = layout.ids < 0
+    return bool(nobody.any()) and bool((grad * nobody).ne(0).any())
+
+
+def _nobodys(use: Use) -> MissedUseError:
+    return MissedUseError(
+        f"a parameter used by {use.operator} reached the loss through rows of no sample",
+        where=describe(use.place),
+        why="constant rows share an axis with the samples' rows, and nothing says whose they are",
+        fix="tape.mark(tensor, ids=...) says so; or join constants along another axis",
+    )

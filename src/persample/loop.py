@@ -17,6 +17,33 @@ if TYPE_CHECKING:
 _grad = entered(torch.autograd.grad)
 
 
+def _gradient(
+    recorder: Recorder, losses: Tensor, seed: Tensor, *, retain_graph: bool
+) -> list[Tensor | None]:
+    """Autograd's gradient by every recorded parameter.
+
+    A function that back-propagates in its own backward (reversible layers do) writes to ``.grad``;
+    that counts, and ``.grad`` is put back.
+    """
+    wanted = list(recorder.parameters.selected.values())
+    before = [p.grad for p in wanted]
+    for p in wanted:
+        p.grad = None
+    ledger = recorder.tape._ledger
+    ledger.muted = True
+    try:
+        with recorder.watching():
+            found = list(_grad(losses, wanted, seed, retain_graph=retain_graph, allow_unused=True))
+        for k, p in enumerate(wanted):
+            if p.grad is not None:
+                found[k] = p.grad if found[k] is None else found[k].to_dense() + p.grad
+    finally:
+        ledger.muted = False
+        for p, g in zip(wanted, before, strict=True):
+            p.grad = g
+    return [None if f is None else f.to_dense().detach() for f in found]
+
+
 def one_by_one(recorder: Recorder, losses: Tensor, *, retain_graph: bool) -> None:
     """The gradient of each loss by its own backward pass through the whole graph."""
     ledger = recorder.tape._ledger
@@ -29,66 +56,37 @@ def one_by_one(recorder: Recorder, losses: Tensor, *, retain_graph: bool) -> Non
         recorder.n = losses.shape[0]
     if losses.shape[0] != recorder.n:
         raise UsageError(f"{losses.shape[0]} losses for {recorder.n} samples")
-    rows: dict[str, list[Tensor]] = {name: [] for name in recorder.parameters.selected}
-    wanted = list(recorder.parameters.selected.values())
-    ledger.muted = True
-    try:
-        for i in range(losses.shape[0]):
-            last = i == losses.shape[0] - 1
-            with torch._C.DisableTorchFunction():
-                seed = torch.zeros_like(losses)
-                seed[i] = 1
-            with recorder.watching():
-                found = _grad(
-                    losses, wanted, seed, retain_graph=retain_graph or not last, allow_unused=True
-                )
-            for (name, parameter), g in zip(
-                recorder.parameters.selected.items(), found, strict=True
-            ):
-                rows[name].append(torch.zeros_like(parameter) if g is None else g.to_dense())
-    finally:
-        ledger.muted = False
-    new = {
-        name: torch.stack(r)
-        if r
-        else recorder.parameters.selected[name].new_zeros(
-            (0, *recorder.parameters.selected[name].shape)
-        )
-        for name, r in rows.items()
-    }
-    if ledger.looped is None:
-        ledger.looped = {name: g.detach() for name, g in new.items()}
-        if ledger.entries:
-            raise UsageError("a proven and an unproven backward in one recording")
-    else:
-        ledger.looped = {name: ledger.looped[name] + g for name, g in new.items()}
+    if ledger.entries:
+        raise UsageError("a proven and an unproven backward in one recording")
+    selected = recorder.parameters.selected
+    rows: dict[str, list[Tensor]] = {name: [] for name in selected}
+    for i in range(losses.shape[0]):
+        with torch._C.DisableTorchFunction():
+            seed = torch.zeros_like(losses)
+            seed[i] = 1
+        last = i == losses.shape[0] - 1
+        found = _gradient(recorder, losses, seed, retain_graph=retain_graph or not last)
+        with torch._C.DisableTorchFunction():
+            for (name, parameter), g in zip(selected.items(), found, strict=True):
+                rows[name].append(torch.zeros_like(parameter).detach() if g is None else g)
+    with torch._C.DisableTorchFunction():
+        for name, found_rows in rows.items():
+            p = selected[name]
+            new = torch.stack(found_rows) if found_rows else p.detach().new_zeros((0, *p.shape))
+            if ledger.looped is None:
+                ledger.looped = {}
+            ledger.looped[name] = ledger.looped[name] + new if name in ledger.looped else new
     ledger.backwards += 1
 
 
 def reference(recorder: Recorder, losses: Tensor) -> tuple[Tensor, list[Tensor | None]]:
     """Random c and autograd's gradient of Σ cᵢ ℓᵢ."""
-    generator = torch.Generator().manual_seed(
-        torch.initial_seed() % (1 << 31) + recorder.tape._ledger.backwards
-    )
     n = recorder.n or 0
-    c = (torch.rand(n, generator=generator, dtype=torch.float64) + 0.5).to(losses.device)
-    ledger = recorder.tape._ledger
-    ledger.muted = True
-    try:
-        with torch._C.DisableTorchFunction():
-            state = recorder.look(losses)
-            seed = _weights(recorder, losses, state, c)
-        with recorder.watching():
-            found = _grad(
-                losses,
-                list(recorder.parameters.selected.values()),
-                seed,
-                retain_graph=True,
-                allow_unused=True,
-            )
-    finally:
-        ledger.muted = False
-    return c, list(found)
+    with torch._C.DisableTorchFunction():
+        generator = torch.Generator().manual_seed(recorder.tape._ledger.backwards)
+        c = (torch.rand(n, generator=generator, dtype=torch.float64) + 0.5).to(losses.device)
+        seed = _weights(recorder, losses, recorder.look(losses), c)
+    return c, _gradient(recorder, losses, seed, retain_graph=True)
 
 
 def _weights(recorder: Recorder, losses: Tensor, state: object, c: Tensor) -> Tensor:

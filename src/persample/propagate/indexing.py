@@ -99,7 +99,7 @@ def _read(layout: Layout, x: Tensor, entries: list[Any], call: Call) -> Layout:
         if not any(d in touched for d in layout.axes) and new == call.out.dim():
             return remap(layout, places, new)
     ids = shrunk(ids_of(layout, x.shape, call.n, x.device), x.shape, entries)
-    return explicit(squeeze_colours(ids[tuple(entries)]), call.n)
+    return explicit(squeeze_colours(ids[tuple(entries)], call.n), call.n)
 
 
 def _index_colours(call: Call, entries: list[Any]) -> Layout | None:
@@ -139,7 +139,7 @@ def index_select(call: Call) -> Result:
             result = layout
         else:
             ids = ids_of(layout, x.shape, call.n, x.device)
-            result = explicit(squeeze_colours(ids.index_select(axis, index)), call.n)
+            result = explicit(squeeze_colours(ids.index_select(axis, index), call.n), call.n)
     if chosen is not None and index.dim() == 1:
         brought = remap(chosen, [axis], call.out.dim())
         result = brought if result is None else merge(result, brought, call.out.shape, call.n)
@@ -169,7 +169,7 @@ def gather(call: Call) -> Result:
             picked = (
                 op(full, dim=axis, index=index) if op is torch.gather else op(full, index, axis)
             )
-            result = explicit(squeeze_colours(picked), call.n)
+            result = explicit(squeeze_colours(picked, call.n), call.n)
         elif (
             call.out.shape[:axis] == x.shape[:axis]
             and call.out.shape[axis + 1 :] == x.shape[axis + 1 :]
@@ -194,7 +194,7 @@ def take(call: Call) -> Result:
     result: Layout | None = None
     if layout is not None:
         ids = ids_of(layout, x.shape, call.n, x.device).expand(x.shape)
-        result = explicit(squeeze_colours(ids.take(index)), call.n)
+        result = explicit(squeeze_colours(ids.take(index), call.n), call.n)
     if chosen is not None:
         result = chosen if result is None else merge(result, chosen, call.out.shape, call.n)
     return result
@@ -209,7 +209,7 @@ def masked_select(call: Call) -> Result:
         return None
     shape = torch.broadcast_shapes(x.shape, mask.shape)
     ids = ids_of(align(layout, x.shape, shape, call.n), shape, call.n, x.device).expand(shape)
-    return explicit(squeeze_colours(ids.masked_select(mask)), call.n)
+    return explicit(squeeze_colours(ids.masked_select(mask), call.n), call.n)
 
 
 @rule("embedding", routes=True)
@@ -260,7 +260,7 @@ def written(target: Tensor, before: Tensor, after: Tensor, n: int) -> Layout:
     """The target's layout from its colours before and after, where colours may not change."""
     if bool(((before >= 0) & (after != before)).any()):
         raise Mixing("rows of one sample are written over, or added to, rows of another")
-    return explicit(squeeze_colours(after), n)
+    return explicit(squeeze_colours(after, n), n)
 
 
 @rule("setitem index_put _index_put_impl", linear=True, routes=True)
@@ -345,7 +345,8 @@ def _scattered(
     layout, brought = call.layout(x), call.layout(source)
     if brought is None:
         return layout
-    if axis not in brought.axes and (layout is None or axis not in layout.axes):
+    placed = brought.ids is None and axis not in brought.axes
+    if placed and (layout is None or axis not in layout.axes):
         same = (
             x.shape[:axis] == source.shape[:axis]
             and x.shape[axis + 1 :] == source.shape[axis + 1 :]
@@ -385,7 +386,9 @@ def overwrite(call: Call) -> Result:
     """Rarely used writes: followed only if nothing coloured is written."""
     x = call.arg(0, "input", "self")
     others = [key for key in call.layouts if key != id(x)]
-    if call.name in ("masked_scatter", "select_scatter", "slice_scatter", "diagonal_scatter"):
+    if call.name == "masked_scatter":
+        return _masked_scatter(call, x, call.arg(1, "mask"), call.arg(2, "source"))
+    if call.name in ("select_scatter", "slice_scatter", "diagonal_scatter"):
         return _replaced(call)
     if others:
         mask = call.arg(2, "index")
@@ -393,6 +396,34 @@ def overwrite(call: Call) -> Result:
             return call.layout(x)
         raise Mixing(f"{call.name} writes rows that hold samples")
     return call.layout(x)
+
+
+def _masked_scatter(call: Call, x: Tensor, mask: Tensor, source: Tensor) -> Result:
+    """The source's elements, in order, go where the mask holds."""
+    layout, brought = call.layout(x), call.layout(source)
+    if brought is None:
+        return layout
+    width = x.shape[-1] if x.dim() else 1
+    thin = (
+        x.dim() > 1
+        and mask.shape == x.shape
+        and mask.stride(-1) == 0
+        and width > 0
+        and source.dim() > 0
+        and source.shape[-1] == width
+    )  # whole rows: one element of each will do
+    shape = (*x.shape[:-1], 1) if thin else tuple(x.shape)
+    mine = torch.full((1,) * x.dim(), -1, device=x.device)
+    if layout is not None:
+        mine = ids_of(layout, x.shape, call.n, x.device)
+    colours = ids_of(brought, source.shape, call.n, x.device)
+    if thin and (mine.shape[-1] != 1 or colours.shape[-1] != 1):
+        raise Mixing("rows hold several samples")
+    before = mine.expand(shape)
+    rows = (*source.shape[:-1], 1) if thin else tuple(source.shape)
+    holds = mask[..., :1] if thin else mask.expand(x.shape)
+    after = before.clone().masked_scatter_(holds, colours.expand(rows).contiguous())
+    return written(x, before, after, call.n)
 
 
 def _replaced(call: Call) -> Result:

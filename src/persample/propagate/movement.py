@@ -35,7 +35,7 @@ def probe(call: Call, function: Callable[..., Any] | None = None) -> Any:
 
     args, kwargs = tree_map(colour, (tuple(call.args), dict(call.kwargs)))
     out = (function or call.func)(*args, **kwargs)
-    return tree_map(lambda t: squeeze_colours(t - 1) if isinstance(t, Tensor) else t, out)
+    return tree_map(lambda t: squeeze_colours(t - 1, call.n) if isinstance(t, Tensor) else t, out)
 
 
 def probed(call: Call) -> Result | list[Result]:
@@ -266,7 +266,7 @@ def as_strided(call: Call) -> Result:
     memory = torch.full((max(extent, 1),), -1, device=x.device)
     colours = ids_of(layout, x.shape, call.n, x.device).expand(x.shape)
     memory.as_strided(x.shape, x.stride()).copy_(colours)
-    return explicit(squeeze_colours(memory.as_strided(size, stride, start)), call.n)
+    return explicit(squeeze_colours(memory.as_strided(size, stride, start), call.n), call.n)
 
 
 @rule("unfold im2col", linear=True)

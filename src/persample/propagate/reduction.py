@@ -142,6 +142,14 @@ def scan(call: Call) -> Result:
     return along(call, axes(call.arg(1, *_DIM_SECOND), x.dim()))
 
 
+@rule("_softmax_backward_data _log_softmax_backward_data")
+def softmax_backward(call: Call) -> Result:
+    """Along the axis of the softmax, of gradient and output alike."""
+    grad, output = call.arg(0, "grad_output"), call.arg(1, "output")
+    dims = axes(call.arg(2, "dim"), grad.dim())
+    return carry(call, [(grad, dims), (output, dims)], call.out, dims)
+
+
 @rule("glu")
 def glu(call: Call) -> Result:
     """Halves one axis."""
@@ -187,7 +195,7 @@ def order(call: Call) -> Result | list[Result]:
         raise Mixing("sorting over the samples")
     (axis,) = dims
     ids = ids_of(layout, x.shape, call.n, x.device).expand(x.shape)
-    return [explicit(squeeze_colours(ids.gather(axis, call.out[1])), call.n), None]
+    return [explicit(squeeze_colours(ids.gather(axis, call.out[1]), call.n), call.n), None]
 
 
 @rule("argsort", routes=True)

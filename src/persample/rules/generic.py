@@ -15,7 +15,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..errors import MissedUseError, describe
 from ..forms import Replay, spans
 from ..layout import Layout, ids_of
 from ..use import Firing, Use
@@ -26,9 +25,6 @@ def generic(use: Use, firing: Firing, n: int) -> Forms:
     """One form per parameter operand (None: the operator does not depend on it)."""
     values = [operand.value.detach().requires_grad_() for operand in use.operands]
     saved = [t.detach() for t in firing.saved]
-    for grad, layout in zip(firing.grads, use.out_layouts, strict=True):
-        if grad is not None:
-            check_unowned(use, grad, layout)
 
     def prepared() -> tuple[list[Tensor], list[tuple[Tensor, Layout]]]:
         with torch.enable_grad():
@@ -93,19 +89,6 @@ def _rows(
         parts.append(found)
     kept = [p for p in parts if p is not None]
     return torch.cat(kept) if len(kept) == len(parts) else None
-
-
-def check_unowned(use: Use, grad: Tensor, layout: Layout) -> None:
-    """Rows of no sample must have received no gradient."""
-    if layout.ids is None or not bool((layout.ids < 0).any()):
-        return
-    if bool((grad * (layout.ids < 0)).ne(0).any()):
-        raise MissedUseError(
-            f"a parameter used by {use.operator} reached the loss through rows of no sample",
-            where=describe(use.place),
-            why="constant rows were joined to the samples' axis and then used",
-            fix="join constants along another axis than the samples'",
-        )
 
 
 def _mask(layout: Layout, grad: Tensor, n: int, first: int, last: int) -> Tensor:
