@@ -329,6 +329,96 @@ def packed_lstm(n: int) -> Case:
 
 
 @model
+def gru_packed_both_ways(n: int) -> Case:
+    def f(s: Any, x: Tensor, lengths: Tensor) -> Tensor:
+        packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        out, last = s.r(packed)
+        padded = pad_packed_sequence(out, batch_first=True, total_length=5)[0]
+        return torch.cat([padded.flatten(1), last.transpose(0, 1).flatten(1)], 1)
+
+    lengths = torch.tensor([3, 5, 2, 4, 1])[:n]
+    net = Fn(f, r=nn.GRU(5, 4, 2, batch_first=True, bidirectional=True))
+    return net, (torch.randn(n, 5, 5), lengths)
+
+
+@model
+def rnn_with_initial_state(n: int) -> Case:
+    def f(s: Any, x: Tensor, h: Tensor) -> Tensor:
+        out, last = s.r(x.transpose(0, 1), h.transpose(0, 1).contiguous())
+        return torch.cat([out.transpose(0, 1).flatten(1), last.transpose(0, 1).flatten(1)], 1)
+
+    net = Fn(f, r=nn.RNN(5, 4, 2, nonlinearity="relu", bias=False))
+    return net, (torch.randn(n, n or 2, 5), torch.randn(n, 2, 4))
+
+
+@model
+def rnn_learned_state(n: int) -> Case:
+    def f(s: Any, x: Tensor) -> Tensor:
+        return s.r(x, s.h.expand(-1, x.size(0), -1).contiguous())[0]
+
+    return Fn(f, r=nn.RNN(5, 4, batch_first=True), h=par(1, 1, 4)), (torch.randn(n, 3, 5),)
+
+
+@model
+def lstm_projected(n: int) -> Case:
+    return nn.LSTM(5, 6, proj_size=3, batch_first=True), (torch.randn(n, 4, 5),)
+
+
+@model
+def lstm_frozen_hidden(n: int) -> Case:
+    net = nn.LSTM(5, 6, batch_first=True)
+    net.weight_hh_l0.requires_grad_(False)
+    net.bias_ih_l0.requires_grad_(False)
+    return net, (torch.randn(n, 4, 5),)
+
+
+@model
+def gru_reused(n: int) -> Case:
+    net = Fn(lambda s, x: s.r(s.r(x)[0].tanh())[0], r=nn.GRU(5, 5, batch_first=True))
+    return net, (torch.randn(n, 4, 5),)
+
+
+@model
+def experts_of_few_samples(n: int) -> Case:
+    def f(s: Any, x: Tensor, route: Tensor) -> Tensor:
+        h = x.reshape(-1, 5)
+        out = torch.zeros_like(h)
+        owner = route.repeat_interleave(x.shape[1])
+        for e, expert in enumerate(s.experts):  # each expert sees rows of some samples only
+            rows = torch.where(owner == e)[0]
+            out.index_add_(0, rows, expert(h[rows]))
+        return s.head(out.view_as(x))
+
+    experts = nn.ModuleList([nn.Linear(5, 5) for _ in range(4)])
+    net = Fn(f, experts=experts, head=nn.Linear(5, 2))
+    return net, (torch.randn(n, 3, 5), torch.tensor([2, 0, 2, 1, 3])[:n])
+
+
+@model
+def picture_tokens(n: int) -> Case:
+    def f(s: Any, ids: Tensor, image: Tensor) -> Tensor:
+        h = s.e(ids)
+        mask = (ids == 0).unsqueeze(-1).expand_as(h)
+        return s.l(h.masked_scatter(mask, s.p(image).reshape(-1, 5)))
+
+    ids = torch.randint(1, 9, (n, 6))
+    ids[:, 1:3] = 0
+    net = Fn(f, e=nn.Embedding(9, 5), p=nn.Linear(4, 10), l=nn.Linear(5, 3))
+    return net, (ids, torch.randn(n, 4))
+
+
+@model
+def written_through_views(n: int) -> Case:
+    def f(s: Any, x: Tensor) -> Tensor:
+        k = x.new_empty(x.size(0), 3, 6)
+        k[..., :4].copy_(s.a(x))
+        k[..., 4:].copy_(s.b(x))
+        return k.tanh()
+
+    return Fn(f, a=nn.Linear(5, 4), b=nn.Linear(5, 2)), (torch.randn(n, 3, 5),)
+
+
+@model
 def bilinear(n: int) -> Case:
     net = Fn(lambda s, a, b: s.l(a, b), l=nn.Bilinear(3, 4, 2))
     return net, (torch.randn(n, 3), torch.randn(n, 4))

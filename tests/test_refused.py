@@ -83,6 +83,11 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], Tensor],
         lambda: nn.Sequential(torch.jit.trace(nn.Linear(5, 5), X.float()), nn.Linear(5, 5)),
         lambda m: m(X).sum(1), "could not see"),
     "gradient penalty": (linear, penalty, "gradient of a gradient"),
+    "rows of one sample written to zeros": (
+        lambda: Fn(lambda s, x: torch.zeros(8, 5).double().index_add(
+            0, torch.tensor([4, 5]), s.l(x[2:3].expand(2, 5))).view(4, 2, 5) + s.b,
+            l=nn.Linear(5, 5), b=par(5)),
+        lambda m: m(X).square().sum((1, 2)), "sample"),
     "parameters joined to the batch": (
         lambda: Fn(lambda s, x: torch.cat([s.w, x]) * s.g, w=par(2, 5), g=par(5)),
         lambda m: m(X).sum(1)[:4], "no sample"),

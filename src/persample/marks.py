@@ -54,10 +54,11 @@ def version(tensor: Tensor) -> int:
 class Marks:
     """Weak table: entries die with their tensors, ids are never reused while an entry lives."""
 
-    __slots__ = ("table",)
+    __slots__ = ("n", "table")
 
     def __init__(self) -> None:
         self.table: dict[int, Mark] = {}
+        self.n: int | None = None
 
     def put(self, tensor: Tensor, state: State | Derived, like: Mark | None = None) -> None:
         """Remember a tensor's state; ``like`` is the mark of a tensor it shares memory with."""
@@ -94,7 +95,7 @@ class Marks:
         before = known.state if known is not None else None
         after: State = state
         if isinstance(state, Layout):
-            whole = _whole(state, view, base)
+            whole = _whole(state, view, base, self.n)
             if whole is None or not (before is None or same(before, whole)):
                 after = unseen("a view of it was written to, with samples elsewhere")
             else:
@@ -144,13 +145,16 @@ class Marks:
         return mark
 
 
-def _whole(layout: Layout, view: Tensor, base: Tensor) -> Layout | None:
+def _whole(layout: Layout, view: Tensor, base: Tensor, n: int | None) -> Layout | None:
     """The layout of a tensor from that of a view that covers all of the samples' axis."""
+    if n == 1:
+        ids = torch.zeros((1,) * base.dim(), dtype=torch.long, device=base.device)
+        return Layout(0, 1, ids)
     if layout.ids is not None:
         return layout if view.shape == base.shape and view.stride() == base.stride() else None
     size, stride = view.shape[layout.axis], view.stride(layout.axis)
     places = [d for d in range(base.dim()) if base.stride(d) == stride and base.shape[d] == size]
-    return closed(places[0], layout.inner) if len(places) == 1 and size > 1 else None
+    return closed(places[0], layout.inner) if len(places) == 1 and size != 1 else None
 
 
 def gained_history(mark: Mark, tensor: Tensor) -> bool:

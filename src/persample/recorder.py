@@ -81,13 +81,13 @@ class Recorder:
         verify: bool,
         lean: bool,
     ) -> None:
+        self.marks = Marks()
         self.model, self.n, self.verify, self.lean = model, n, verify, lean
         self.loop = unproven == "loop"
         self.native = verify or self.loop
         self.parameters = Parameters(model, params)
         self.inputs = Inputs(self, dim=dim, constants=constants, sample_ids=sample_ids)
         self.rules = {find(f).name: rule for f, rule in (rules or {}).items()}
-        self.marks = Marks()
         self.custom = CustomFunctions(self)
         self.mode = _Mode(self)
         self.anchor = torch.zeros((), requires_grad=True)
@@ -98,6 +98,15 @@ class Recorder:
         self.entering: list[Any] = []
         self._eager = contextlib.ExitStack()
         self.entered = self.busy = False
+
+    @property
+    def n(self) -> int | None:
+        """The number of samples, once it is known."""
+        return self.marks.n
+
+    @n.setter
+    def n(self, value: int | None) -> None:
+        self.marks.n = value
 
     # ------------------------------------------------------------------ life
 
