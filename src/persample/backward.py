@@ -144,13 +144,16 @@ def _prove(recorder: Recorder, losses: Tensor) -> tuple[bool, Any]:
 def receiving(recorder: Recorder, factor: float) -> Iterator[None]:
     """Taps are listened to; native gradients that reach a parameter are caught and undone."""
     ledger = recorder.tape._ledger
-    leaves = recorder.parameters.leaves()
-    before = [(leaf, leaf.grad) for leaf in leaves]
-    for leaf in leaves:
-        leaf.grad = None
+    with torch._C.DisableTorchFunction():
+        leaves = recorder.parameters.leaves()
+        before = [leaf.grad for leaf in leaves]
+        for leaf, grad in zip(leaves, before, strict=True):
+            if grad is not None:
+                leaf.grad = None
     ledger.receiving, ledger.factor = True, 1.0 / factor
     mark = len(ledger.entries)
     done = False
+    escaped: list[Tensor] = []
     try:
         # one thread, so that recomputation (checkpointing) sees the mode
         with recorder.watching(), torch.autograd.set_multithreading_enabled(False):
@@ -158,11 +161,14 @@ def receiving(recorder: Recorder, factor: float) -> Iterator[None]:
         done = ledger.trouble is None
     finally:
         ledger.receiving = False
-        escaped = [leaf for leaf in leaves if leaf.grad is not None]
-        for leaf, grad in before:
-            leaf.grad = grad
-        done = done and not escaped
-        if not done:  # an interrupted backward leaves no half of itself
+        with torch._C.DisableTorchFunction():
+            for leaf, grad in zip(leaves, before, strict=True):
+                if leaf.grad is not None:
+                    escaped.append(leaf)
+                    leaf.grad = None
+                if grad is not None:
+                    leaf.grad = grad
+        if not done or escaped:  # an interrupted backward leaves no half of itself
             ledger.rollback(mark)
     if escaped and ledger.trouble is None:
         names = {id(t): name for name, t in recorder.model.named_parameters()}

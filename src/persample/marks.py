@@ -51,14 +51,27 @@ def version(tensor: Tensor) -> int:
         return -1
 
 
+class _Ref(weakref.ref[Tensor]):
+    """A weak reference that knows its tensor's key."""
+
+    __slots__ = ("key",)
+    key: int
+
+
 class Marks:
     """Weak table: entries die with their tensors, ids are never reused while an entry lives."""
 
-    __slots__ = ("n", "table")
+    __slots__ = ("_forget", "n", "table")
 
     def __init__(self) -> None:
         self.table: dict[int, Mark] = {}
         self.n: int | None = None
+        table = self.table
+
+        def forget(ref: Any) -> None:
+            table.pop(ref.key, None)
+
+        self._forget = forget
 
     def put(self, tensor: Tensor, state: State | Derived, like: Mark | None = None) -> None:
         """Remember a tensor's state; ``like`` is the mark of a tensor it shares memory with."""
@@ -70,7 +83,8 @@ class Marks:
             known.epoch = known.family.epoch
             return
         family = like.family if like is not None else Family(version(tensor))
-        ref = weakref.ref(tensor, lambda _: table.pop(key, None) and None)
+        ref = _Ref(tensor, self._forget)
+        ref.key = key
         table[key] = Mark(ref, state, tensor.requires_grad, family)
 
     def rewrite(self, tensor: Tensor, state: State | Derived, changed: bool) -> None:
