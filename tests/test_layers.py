@@ -15,6 +15,7 @@ ORDER = [
     "inputs", "explain", "clipping", "queries", "lean", "ledger", "tape", "custom", "loop",
     "backward",
     "operands", "recurrence", "unroll", "meeting", "recorder", "testing", "check",
+    "cli", "__main__",
 ]  # fmt: skip
 
 

@@ -16,7 +16,8 @@ from .models import MODELS, flat_loss
 # What torch itself does not accept with an empty batch.
 NEEDS_SAMPLES = set(
     """packed_lstm gru_time_first lstm conv_reflect attention transformer_layer fused_qkv
-    embedding_bag instancenorm time_first_flattened flattened_tokens gru_packed_both_ways rnn_with_initial_state
+    embedding_bag instancenorm time_first_flattened flattened_tokens gru_packed_both_ways
+    rnn_with_initial_state
     rnn_learned_state lstm_projected lstm_frozen_hidden gru_reused""".split()
 )
 
