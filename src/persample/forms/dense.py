@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .form import Form, inner, real, wide
+from .form import Form, spans, wide
 
 
 class Dense(Form):
@@ -35,9 +35,13 @@ class Dense(Form):
 
     def sq_norms(self) -> Tensor:
         """Σ over the row's elements."""
-        if self.values.dtype in (torch.float16, torch.bfloat16):
+        if self.dtype.is_complex or self.dtype != wide(self.dtype):
             return super().sq_norms()
-        return inner(self.values, self.values).to(real(self.dtype))
+        out = torch.zeros(self.n, dtype=self.dtype, device=self.device)
+        flat = self.values.reshape(self.n, -1)
+        for first, last in spans(self.n, self.size * self.dtype.itemsize, 1 << 20):  # in cache
+            out[first:last] = flat[first:last].square().sum(1)
+        return out
 
     def weighted_sum(self, c: Tensor) -> Tensor:
         """One matrix-vector product."""

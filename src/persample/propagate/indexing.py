@@ -401,8 +401,12 @@ def overwrite(call: Call) -> Result:
 def _masked_scatter(call: Call, x: Tensor, mask: Tensor, source: Tensor) -> Result:
     """The source's elements, in order, go where the mask holds."""
     layout, brought = call.layout(x), call.layout(source)
+    if layout is not None:
+        layout = align(layout, x.shape, call.out.shape, call.n)
     if brought is None:
         return layout
+    if x.shape != call.out.shape:
+        raise Mixing("masked_scatter of a tensor that is broadcast")
     width = x.shape[-1] if x.dim() else 1
     thin = (
         x.dim() > 1
