@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types ops fuzz zoo clean
+.PHONY: demo test lint types ops fuzz zoo bench clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -31,6 +31,10 @@ fuzz: $(VENV)/.installed
 
 zoo: $(VENV)/.installed
 	$(BIN)/python -m tests.zoo
+
+bench: $(VENV)/.installed
+	MALLOC_TRIM_THRESHOLD_=100000000000 MALLOC_MMAP_THRESHOLD_=100000000000 \
+		$(BIN)/python -m benchmarks --out benchmarks/results/ratios.json
 
 clean:
 	rm -rf $(VENV) build dist

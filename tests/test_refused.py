@@ -94,7 +94,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], Tensor],
 }  # fmt: skip
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_with_reason(name: str) -> None:
     build, loss, phrase = REFUSED[name]
