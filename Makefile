@@ -25,6 +25,7 @@ test: lint types
 
 ops: $(VENV)/.installed
 	$(BIN)/python -m tests.operators
+	$(BIN)/python -m tests.modules
 
 fuzz: $(VENV)/.installed
 	$(BIN)/python -m tests.graphs 2000
