@@ -7,12 +7,14 @@ contracted. Whatever is not in the table, or fails its rule, gives a tensor whos
 from . import (  # noqa: F401  (importing a family fills the table)
     contraction,
     indexing,
+    joining,
     linear_algebra,
     losses,
     movement,
     neural,
     pointwise,
     reduction,
+    writing,
 )
 from .call import Call, collect
 from .states import propagate

@@ -1,4 +1,4 @@
-"""Operators that move data without changing it: views, reshapes, joins, repeats."""
+"""Operators that look at data another way: views and reshapes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from ..errors import Mixing
-from ..layout import Layout, align, closed, explicit, ids_of, remap, squeeze_colours
+from ..layout import Layout, align, explicit, ids_of, remap, squeeze_colours
 from ..layout import reshape as reshape_layout
-from .call import Call, Result, axes, carry, trailing
+from .call import Call, Result, axes, carry
 from .table import rule
 
 
@@ -46,7 +46,8 @@ def probed(call: Call) -> Result | list[Result]:
     return [explicit(ids, call.n) for ids in out]
 
 
-def _source(call: Call) -> tuple[Any, Layout]:
+def source_of(call: Call) -> tuple[Any, Layout]:
+    """The first argument and its layout."""
     x = call.arg(0, "input", "self")
     layout = call.layout(x)
     if layout is None:
@@ -71,7 +72,7 @@ def reshape(call: Call) -> Result:
 @rule("permute permute_copy", linear=True)
 def permute(call: Call) -> Result:
     """Axis ``dims[k]`` becomes axis k."""
-    x, layout = _source(call)
+    x, layout = source_of(call)
     dims = call.ints(1, "dims") or ()
     return moved(layout, [d % x.dim() for d in dims])
 
@@ -87,7 +88,7 @@ def moved(layout: Layout, order: Sequence[int]) -> Layout:
 @rule("transpose swapaxes swapdims transpose_copy", linear=True)
 def transpose(call: Call) -> Result:
     """Swaps two axes."""
-    x, layout = _source(call)
+    x, layout = source_of(call)
     if x.dim() == 0:
         return layout
     a = call.arg(1, "dim0", "axis0") % x.dim()
@@ -100,21 +101,21 @@ def transpose(call: Call) -> Result:
 @rule("t T H t_copy", linear=True)
 def turn(call: Call) -> Result:
     """Reverses all axes."""
-    x, layout = _source(call)
+    x, layout = source_of(call)
     return moved(layout, list(reversed(range(x.dim()))))
 
 
 @rule("mT mH adjoint", linear=True)
 def turn_matrix(call: Call) -> Result:
     """Swaps the last two axes."""
-    x, layout = _source(call)
+    x, layout = source_of(call)
     return moved(layout, [*range(x.dim() - 2), x.dim() - 1, x.dim() - 2])
 
 
 @rule("movedim moveaxis", linear=True)
 def movedim(call: Call) -> Result:
     """Moves named axes, the others keep their order."""
-    x, layout = _source(call)
+    x, layout = source_of(call)
     source, goal = call.arg(1, "source"), call.arg(2, "destination")
     sources = [s % x.dim() for s in ([source] if isinstance(source, int) else source)]
     goals = [g % x.dim() for g in ([goal] if isinstance(goal, int) else goal)]
@@ -126,7 +127,7 @@ def movedim(call: Call) -> Result:
 @rule("unsqueeze unsqueeze_copy", linear=True)
 def unsqueeze(call: Call) -> Result:
     """Inserts an axis of one."""
-    x, layout = _source(call)
+    x, layout = source_of(call)
     at = call.arg(1, "dim") % (x.dim() + 1)
     return remap(layout, [d + (d >= at) for d in range(x.dim())], x.dim() + 1)
 
@@ -134,7 +135,7 @@ def unsqueeze(call: Call) -> Result:
 @rule("squeeze squeeze_copy", linear=True)
 def squeeze(call: Call) -> Result:
     """Removes axes of one; a batch of one keeps its sample axis if it can."""
-    x, layout = _source(call)
+    x, layout = source_of(call)
     dims = call.arg(1, "dim")
     gone = {d for d in axes(dims, x.dim()) if x.shape[d] == 1}
     if layout.ids is None and layout.axis in gone:  # a single sample: every axis is its own
@@ -188,39 +189,6 @@ def meshgrid(call: Call) -> list[Result]:
     return found
 
 
-@rule("repeat tile", linear=True)
-def repeat(call: Call) -> Result:
-    """Repeating the sample axis as a whole keeps index % n."""
-    x, layout = _source(call)
-    shift = call.out.dim() - x.dim()
-    if layout.ids is None:
-        return closed(layout.axis + shift, layout.inner)
-    ids = layout.ids.view((1,) * shift + tuple(layout.ids.shape))
-    tiles = [
-        o // i if c != 1 else 1
-        for o, i, c in zip(call.out.shape, (1,) * shift + tuple(x.shape), ids.shape, strict=True)
-    ]
-    return explicit(ids.repeat(tiles), call.n)
-
-
-@rule("repeat_interleave", linear=True, routes=True)
-def repeat_interleave(call: Call) -> Result:
-    """Repeats of the sample axis multiply ``inner``."""
-    x = call.arg(0, "input", "self")
-    layout = call.layout(x)
-    repeats, dim = call.arg(1, "repeats"), call.arg(2, "dim")
-    if layout is None:
-        return None
-    if dim is None:
-        return probed(call)  # type: ignore[return-value]
-    axis = dim % x.dim()
-    if axis not in layout.axes:
-        return layout
-    if isinstance(repeats, int) and layout.ids is None:
-        return closed(axis, layout.inner * repeats)
-    return probed(call)  # type: ignore[return-value]
-
-
 @rule(
     "select narrow unbind chunk split split_with_sizes tensor_split hsplit vsplit dsplit "
     "diagonal unsafe_chunk unsafe_split unsafe_split_with_sizes unfold_copy narrow_copy "
@@ -231,7 +199,7 @@ def repeat_interleave(call: Call) -> Result:
 )
 def pieces(call: Call) -> Result | list[Result]:
     """Axes that are cut and do not hold samples change nothing for the others."""
-    x, layout = _source(call)
+    x, layout = source_of(call)
     first = call.out if isinstance(call.out, Tensor) else (call.out[0] if call.out else None)
     if first is None:
         return []
@@ -258,7 +226,7 @@ def _cut(call: Call, x: Tensor) -> int | None:
 @rule("as_strided", linear=True)
 def as_strided(call: Call) -> Result:
     """Colours are laid out in memory as the tensor is, and viewed the same way."""
-    x, layout = _source(call)
+    x, layout = source_of(call)
     size, stride = call.arg(1, "size"), call.arg(2, "stride")
     offset = call.arg(3, "storage_offset")
     start = 0 if offset is None else offset - x.storage_offset()
@@ -272,7 +240,7 @@ def as_strided(call: Call) -> Result:
 @rule("unfold im2col", linear=True)
 def unfold(call: Call) -> Result | list[Result]:
     """``Tensor.unfold`` windows one axis; ``F.unfold`` takes patches of images."""
-    x, layout = _source(call)
+    x, layout = source_of(call)
     if call.name == "im2col" or call.func not in (Tensor.unfold, torch.ops.aten.unfold):
         return carry(call, [(x, set(range(1, x.dim())))], call.out, {1, 2})
     dim = call.arg(1, "dimension") % x.dim()
@@ -288,87 +256,3 @@ def fold(call: Call) -> Result:
     if x.dim() != 3:
         raise Mixing("fold of an unbatched input")
     return carry(call, [(x, {1, 2})], call.out, set(range(1, call.out.dim())))
-
-
-@rule("flip fliplr flipud roll rot90", linear=True)
-def turned(call: Call) -> Result | list[Result]:
-    """Axes without samples may be turned freely."""
-    x, layout = _source(call)
-    if call.name == "fliplr":
-        dims = {1}
-    elif call.name == "flipud":
-        dims = {0}
-    elif call.name == "rot90":
-        dims = axes(call.arg(2, "dims", default=(0, 1)), x.dim())
-    elif call.name == "roll":
-        dims = axes(call.arg(2, "dims") or None, x.dim())
-    else:
-        dims = axes(call.ints(1, "dims"), x.dim())
-    if not any(d in dims for d in layout.axes):
-        return layout
-    return probed(call)
-
-
-@rule("cat concat concatenate stack hstack vstack dstack column_stack row_stack", linear=True)
-def join(call: Call) -> Result:
-    """Along another axis the pieces must agree; along the samples' axis colours are joined."""
-    tensors = call.arg(0, "tensors")
-    if call.name in ("cat", "concat", "concatenate", "stack"):
-        dim = call.arg(1, "dim", "axis", default=0)
-        tensors = [t for t in tensors if t.dim() > 0 and t.numel() + t.dim() != 1]
-        rank = max((t.dim() for t in tensors), default=1) + (call.name == "stack")
-        dim %= rank
-        layouts = [v for t in tensors if (v := call.layout(t)) is not None]
-        if all(v.ids is None for v in layouts):  # pieces of single samples need a closer look
-            if call.name == "stack":
-                return carry(call, [(t, ()) for t in tensors], call.out, {dim})
-            if all(dim not in v.axes for v in layouts):
-                return carry(call, [(t, {dim}) for t in tensors], call.out, {dim})
-    return probed(call)  # type: ignore[return-value]
-
-
-rule("diag diag_embed diagflat block_diag _pack_padded_sequence_data", linear=True)(probed)
-
-
-@rule("kron")
-def kron(call: Call) -> Result:
-    """Only one factor may hold samples: its index is the slow (or fast) one on the axis."""
-    a, b = call.arg(0, "input"), call.arg(1, "other")
-    if a.dim() != b.dim():
-        raise Mixing("kron of tensors of different rank")
-    for x, fast in ((a, b), (b, None)):
-        layout = call.layout(x)
-        if layout is not None and layout.ids is None and len(call.layouts) == 1 and a is not b:
-            factor = fast.shape[layout.axis] if fast is not None else 1
-            return closed(layout.axis, layout.inner * factor)
-    raise Mixing("both factors hold samples")
-
-
-@rule("pad constant_pad_nd", linear=True)
-def pad(call: Call) -> Result:
-    """Padding the samples' own axis with a constant adds rows of no sample."""
-    x, layout = _source(call)
-    widths = call.arg(1, "pad")
-    padded = {
-        x.dim() - 1 - k for k in range(len(widths) // 2) if widths[2 * k] or widths[2 * k + 1]
-    }
-    if not any(d in padded for d in layout.axes):
-        return layout
-    mode = call.arg(2, "mode", default="constant")
-    if call.name == "pad" and mode != "constant":
-        raise Mixing(f"{mode} padding of the axis that holds the samples")
-    small = ids_of(layout, x.shape, call.n, x.device) + 1
-    keep = [w if (x.dim() - 1 - k // 2) in layout.axes else 0 for k, w in enumerate(widths)]
-    return explicit(torch.constant_pad_nd(small, keep, 0) - 1, call.n)
-
-
-@rule(
-    "reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d "
-    "replication_pad3d",
-    linear=True,
-)
-def pad_inside(call: Call) -> Result:
-    """Pads the trailing axes."""
-    x = call.arg(0, "input", "self")
-    count = len(call.arg(1, "padding")) // 2
-    return carry(call, [(x, trailing(x, count))], call.out, trailing(call.out, count))
