@@ -14,7 +14,7 @@ ORDER = [
     "errors", "layout", "propagate", "forms", "use", "marks", "parameters", "rules", "tap", "enter",
     "inputs", "explain", "clipping", "queries", "lean", "ledger", "tape", "custom", "loop",
     "backward",
-    "operands", "recurrence", "unroll", "meeting", "recorder", "testing", "check",
+    "operands", "recurrence", "unroll", "meeting", "recorder", "entry", "testing", "check",
     "cli", "__main__",
 ]  # fmt: skip
 

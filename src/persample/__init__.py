@@ -12,6 +12,7 @@ torch.Size([2, 1, 3])
 from . import testing
 from .check import verify
 from .clipping import automatic, flat, per_group, per_layer
+from .entry import record
 from .errors import (
     MissedUseError,
     MixedSamplesError,
@@ -21,7 +22,6 @@ from .errors import (
     UsageError,
     VerificationError,
 )
-from .recorder import record
 from .tape import Tape
 
 __all__ = [

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .entry import record
 from .errors import PersampleError, UsageError
 from .loop import tolerance
-from .recorder import record
 from .testing import batch_size, take
 
 LossFn = Callable[[nn.Module, Any], Tensor]

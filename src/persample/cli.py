@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from .check import verify
+from .entry import record
 from .errors import PersampleError, UsageError
-from .recorder import record
 
 _EXAMPLES = """examples:
   persample verify train:step       compare with autograd and probe isolation, per parameter

@@ -67,6 +67,42 @@ class Inputs:
         self._hooked: list[nn.Module] = []
         self._inside: Any = None
 
+    def mark(self, tensor: Tensor, *, dim: int = 0, ids: Tensor | None = None) -> None:
+        """The user says where the samples are."""
+        if not isinstance(tensor, Tensor) or tensor.dim() == 0:
+            raise UsageError("mark takes a tensor with at least one axis")
+        if not -tensor.dim() <= dim < tensor.dim():
+            raise UsageError(f"no axis {dim} in a tensor of shape {tuple(tensor.shape)}")
+        axis = dim % tensor.dim()
+        size = tensor.shape[axis]
+        with torch._C.DisableTorchFunction():
+            if ids is not None:
+                self._mark_ids(tensor, axis, ids)
+                return
+            if self.recorder.n is None:
+                self.recorder.n = size
+            if size != self.recorder.n:
+                raise UsageError(
+                    f"axis {axis} of a tensor {tuple(tensor.shape)} does not hold "
+                    f"{self.recorder.n} samples",
+                    fix="several forwards in one recording must have the same samples; "
+                    "give ids= for rows that are not one per sample",
+                )
+            self.recorder.marks.put(tensor, closed(axis))
+
+    def _mark_ids(self, tensor: Tensor, axis: int, ids: Tensor) -> None:
+        size = tensor.shape[axis]
+        if self.recorder.n is None:
+            raise UsageError("ids need the number of samples", fix="record(model, n=...)")
+        if ids.shape != (size,):
+            raise UsageError(f"ids must have shape ({size},), got {tuple(ids.shape)}")
+        if size and not (int(ids.min()) >= -1 and int(ids.max()) < self.recorder.n):
+            raise UsageError(f"ids must lie between -1 and {self.recorder.n - 1}")
+        view = [1] * tensor.dim()
+        view[axis] = size
+        colours = ids.to(tensor.device, torch.long).view(view)
+        self.recorder.marks.put(tensor, explicit(colours, self.recorder.n))
+
     def install(self, model: nn.Module) -> None:
         """Hook every module (removed again when the block ends).
 

@@ -17,7 +17,7 @@ from .custom import CustomFunctions, graph_node
 from .enter import entered
 from .errors import Reason, UsageError, here
 from .inputs import Inputs
-from .layout import CONSTANT, Constant, Mixed, State, closed, explicit
+from .layout import CONSTANT, Constant, Mixed, State
 from .marks import EXCLUDED, SELECTED, Derived, Mark, Marks, gained_history, same
 from .meeting import meet, not_per_sample
 from .parameters import Parameters, Params
@@ -180,43 +180,6 @@ class Recorder:
         """Forget every tensor."""
         self.marks.table.clear()
         self.custom.clear()
-
-    # ------------------------------------------------------------------ marking
-
-    def mark(self, tensor: Tensor, *, dim: int = 0, ids: Tensor | None = None) -> None:
-        """The user says where the samples are."""
-        if not isinstance(tensor, Tensor) or tensor.dim() == 0:
-            raise UsageError("mark takes a tensor with at least one axis")
-        if not -tensor.dim() <= dim < tensor.dim():
-            raise UsageError(f"no axis {dim} in a tensor of shape {tuple(tensor.shape)}")
-        axis = dim % tensor.dim()
-        size = tensor.shape[axis]
-        with torch._C.DisableTorchFunction():
-            if ids is not None:
-                self._mark_ids(tensor, axis, ids)
-                return
-            if self.n is None:
-                self.n = size
-            if size != self.n:
-                raise UsageError(
-                    f"axis {axis} of a tensor {tuple(tensor.shape)} does not hold {self.n} samples",
-                    fix="several forwards in one recording must have the same samples; "
-                    "give ids= for rows that are not one per sample",
-                )
-            self.marks.put(tensor, closed(axis))
-
-    def _mark_ids(self, tensor: Tensor, axis: int, ids: Tensor) -> None:
-        size = tensor.shape[axis]
-        if self.n is None:
-            raise UsageError("ids need the number of samples", fix="record(model, n=...)")
-        if ids.shape != (size,):
-            raise UsageError(f"ids must have shape ({size},), got {tuple(ids.shape)}")
-        if size and not (int(ids.min()) >= -1 and int(ids.max()) < self.n):
-            raise UsageError(f"ids must lie between -1 and {self.n - 1}")
-        view = [1] * tensor.dim()
-        view[axis] = size
-        colours = ids.to(tensor.device, torch.long).view(view)
-        self.marks.put(tensor, explicit(colours, self.n))
 
     # ------------------------------------------------------------------ one call
 
@@ -424,58 +387,3 @@ class Recorder:
         if base is not None:
             return self.marks.table.get(id(base))
         return self.marks.table.get(id(source)) if operator.name == "detach" else None
-
-
-def record(
-    model: nn.Module,
-    *,
-    n: int | None = None,
-    dim: int = 0,
-    constants: Iterable[str | int | Tensor] = (),
-    sample_ids: Tensor | None = None,
-    params: Params = None,
-    rules: dict[Any, Callable[..., Any]] | None = None,
-    unproven: str = "refuse",
-    verify: bool = False,
-    lean: bool = False,
-) -> Recorder:
-    """Record one ordinary forward and backward of an unmodified model.
-
-    >>> import torch, persample
-    >>> model = torch.nn.Linear(3, 1)
-    >>> with persample.record(model) as tape:
-    ...     losses = model(torch.ones(2, 3)).square().squeeze(1)
-    ...     tape.backward(losses)
-    >>> tape.grads()["weight"].shape
-    torch.Size([2, 1, 3])
-
-    ``n``: number of samples (else the first input tells). ``dim``: the axis of the samples in the
-    model's inputs. ``constants``: inputs that hold no samples although a size matches, by name,
-    position or tensor. ``sample_ids``: the sample of every input row (needs ``n``). ``params``:
-    names, or a predicate on names. ``rules``: overrides for one recording. ``unproven``: "refuse",
-    or "loop" to fall back to one backward pass per sample. ``verify``: check this step against
-    autograd. ``lean``: keep nothing; norms are taken during the backward pass, weighted and clipped
-    sums by a second one, and nothing else can be asked.
-    """
-    if not isinstance(model, nn.Module):
-        raise UsageError(f"record takes an nn.Module, got {type(model).__name__}")
-    if unproven not in ("refuse", "loop"):
-        raise UsageError(f"unproven must be 'refuse' or 'loop', got {unproven!r}")
-    if n is not None and (isinstance(n, bool) or not isinstance(n, int) or n < 0):
-        raise UsageError(f"n must be a non-negative integer, got {n!r}")
-    if lean and (verify or unproven == "loop"):
-        raise UsageError("lean=True goes with neither verify=True nor unproven='loop'")
-    if sample_ids is not None and n is None:
-        raise UsageError("sample_ids needs n, the number of samples", fix="record(model, n=...)")
-    return Recorder(
-        model,
-        n=n,
-        dim=dim,
-        constants=constants,
-        sample_ids=sample_ids,
-        params=params,
-        rules=rules,
-        unproven=unproven,
-        verify=verify,
-        lean=lean,
-    )

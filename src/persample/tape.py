@@ -61,7 +61,7 @@ class Tape:
         ``dim`` is the axis of the samples; ``ids`` gives each index on it a sample instead (-1 for
         none). Returns the tensor.
         """
-        self._open().mark(tensor, dim=dim, ids=ids)
+        self._open().inputs.mark(tensor, dim=dim, ids=ids)
         return tensor
 
     def backward(

@@ -1,0 +1,67 @@
+"""Where users come in: ``persample.record``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import Tensor, nn
+
+from .errors import UsageError
+from .parameters import Params
+from .recorder import Recorder
+
+
+def record(
+    model: nn.Module,
+    *,
+    n: int | None = None,
+    dim: int = 0,
+    constants: Iterable[str | int | Tensor] = (),
+    sample_ids: Tensor | None = None,
+    params: Params = None,
+    rules: dict[Any, Callable[..., Any]] | None = None,
+    unproven: str = "refuse",
+    verify: bool = False,
+    lean: bool = False,
+) -> Recorder:
+    """Record one ordinary forward and backward of an unmodified model.
+
+    >>> import torch, persample
+    >>> model = torch.nn.Linear(3, 1)
+    >>> with persample.record(model) as tape:
+    ...     losses = model(torch.ones(2, 3)).square().squeeze(1)
+    ...     tape.backward(losses)
+    >>> tape.grads()["weight"].shape
+    torch.Size([2, 1, 3])
+
+    ``n``: number of samples (else the first input tells). ``dim``: the axis of the samples in the
+    model's inputs. ``constants``: inputs that hold no samples although a size matches, by name,
+    position or tensor. ``sample_ids``: the sample of every input row (needs ``n``). ``params``:
+    names, or a predicate on names. ``rules``: overrides for one recording. ``unproven``: "refuse",
+    or "loop" to fall back to one backward pass per sample. ``verify``: check this step against
+    autograd. ``lean``: keep nothing; norms are taken during the backward pass, weighted and clipped
+    sums by a second one, and nothing else can be asked.
+    """
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"record takes an nn.Module, got {type(model).__name__}")
+    if unproven not in ("refuse", "loop"):
+        raise UsageError(f"unproven must be 'refuse' or 'loop', got {unproven!r}")
+    if n is not None and (isinstance(n, bool) or not isinstance(n, int) or n < 0):
+        raise UsageError(f"n must be a non-negative integer, got {n!r}")
+    if lean and (verify or unproven == "loop"):
+        raise UsageError("lean=True goes with neither verify=True nor unproven='loop'")
+    if sample_ids is not None and n is None:
+        raise UsageError("sample_ids needs n, the number of samples", fix="record(model, n=...)")
+    return Recorder(
+        model,
+        n=n,
+        dim=dim,
+        constants=constants,
+        sample_ids=sample_ids,
+        params=params,
+        rules=rules,
+        unproven=unproven,
+        verify=verify,
+        lean=lean,
+    )
