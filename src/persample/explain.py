@@ -25,6 +25,7 @@ class UseRow:
     operand: tuple[int, ...]
     output: tuple[int, ...]
     layout: str
+    work: int
     kept_bytes: int
     dense_bytes: int
     place: str
@@ -43,12 +44,23 @@ class Explanation:
     def __str__(self) -> str:
         lines = [f"n = {self.n}, {len(self.uses)} uses"]
         rows: list[tuple[str, ...]] = [
-            ("parameter", "operator", "rule", "form", "shape", "output", "samples", "kept", "dense")
+            (
+                "parameter",
+                "operator",
+                "rule",
+                "form",
+                "shape",
+                "output",
+                "samples",
+                "products",
+                "kept",
+                "dense",
+            )
         ]
         for u in self.uses:
             name = u.parameter + (f" (= {', '.join(u.aliases)})" if u.aliases else "")
             shapes = ("×".join(map(str, s)) for s in (u.operand, u.output))
-            sizes = (_size(u.kept_bytes), _size(u.dense_bytes))
+            sizes = (f"{u.work:.1e}", _size(u.kept_bytes), _size(u.dense_bytes))
             rows.append((name, u.operator, u.rule, u.form, *shapes, u.layout, *sizes))
         widths = [max(len(r[k]) for r in rows) for k in range(len(rows[0]))]
         lines += [
@@ -109,6 +121,7 @@ def _row(entry: Entry, name: str, aliases: tuple[str, ...]) -> UseRow:
         operand=tuple(entry.operand.value.shape),
         output=tuple(use.out_shapes[0]),
         layout=repr(use.out_layouts[0])[7:-1],
+        work=form.work(),
         kept_bytes=form.nbytes(),
         dense_bytes=form.n * form.size * form.dtype.itemsize,
         place=describe(use.place),

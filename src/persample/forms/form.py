@@ -76,6 +76,10 @@ class Form:
         """Dense rows, computed in float32 at least."""
         return self.dense(first, last).to(wide(self.dtype))
 
+    def work(self) -> int:
+        """Multiplications that writing all rows out would take."""
+        return self.n * self.size
+
     def owns(self, rows: Tensor) -> bool:
         """Whether dense rows are the form's own memory."""
         return False

@@ -44,6 +44,10 @@ class Outer(Form):
         """Bytes of both factors."""
         return sum(f.numel() * f.element_size() for f in (self.left, self.right))
 
+    def work(self) -> int:
+        """One product per position."""
+        return self.n * self.t * self.size
+
     def without(self, bad: Tensor) -> Outer:
         """Zero factors for some samples."""
         mask = bad.view(-1, 1, 1, 1)

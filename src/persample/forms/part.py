@@ -43,6 +43,10 @@ class Part(Form):
         """Bytes of the view's form."""
         return self.form.nbytes()
 
+    def work(self) -> int:
+        """That of the inner form."""
+        return self.form.work()
+
     def without(self, bad: Tensor) -> Part:
         """Zero gradients for some samples."""
         return Part(self.form.without(bad), self.shape, self.strides, self.offset)

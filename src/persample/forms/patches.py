@@ -49,6 +49,11 @@ class Patches(Form):
         """Bytes of input and output gradient."""
         return sum(t.numel() * t.element_size() for t in (self.x, self.grad))
 
+    def work(self) -> int:
+        """One product per output position (or input position, transposed)."""
+        spatial = (self.x if self.geometry.transposed else self.grad).shape[2:].numel()
+        return self.n * self.images * spatial * self.size
+
     def without(self, bad: Tensor) -> Patches:
         """Zero images for some samples."""
         mask = bad.repeat_interleave(self.images).view(-1, *[1] * (self.x.dim() - 1))

@@ -31,6 +31,10 @@ class Pullback(Form):
         """Bytes of the derived tensor's form."""
         return self.form.nbytes()
 
+    def work(self) -> int:
+        """That of the inner form."""
+        return self.form.work()
+
     def without(self, bad: Tensor) -> Pullback:
         """Zero gradients for some samples."""
         return Pullback(self.form.without(bad), self.edge, self.parameter, self.derived)

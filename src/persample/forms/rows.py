@@ -30,6 +30,10 @@ class Rows(Form):
         """Bytes of values and both index vectors."""
         return self.values.numel() * self.values.element_size() + 16 * self.index.numel()
 
+    def work(self) -> int:
+        """One addition per value."""
+        return self.values.numel()
+
     def without(self, bad: Tensor) -> Rows:
         """Zero rows for some samples."""
         mask = bad[self.sample].unsqueeze(1)

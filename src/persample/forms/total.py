@@ -38,6 +38,10 @@ class Total(Form):
         """Bytes of all parts."""
         return sum(f.nbytes() for f in self.forms)
 
+    def work(self) -> int:
+        """That of all parts."""
+        return sum(f.work() for f in self.forms)
+
     def without(self, bad: Tensor) -> Total:
         """Zero gradients for some samples."""
         return Total([f.without(bad) for f in self.forms])
