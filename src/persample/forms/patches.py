@@ -86,8 +86,9 @@ class Patches(Form):
         m = self.images
         x, grad = self.x[first * m : last * m], self.grad[first * m : last * m]
         count, g = x.shape[0], self.geometry
-        # expanded, never written out: only its sizes are looked at
-        weight = self.weight.to(grad.dtype).expand(count, *self.shape).flatten(0, 1)
+        # only its sizes are looked at, so a single number stands for all copies of the weight
+        sizes = (count * self.shape[0], *self.shape[1:])
+        weight = grad.new_zeros(()).expand(sizes)
         found: Tensor = torch.ops.aten.convolution_backward(
             grad.reshape(1, -1, *grad.shape[2:]), x.reshape(1, -1, *x.shape[2:]), weight, None,
             g.stride, g.padding, g.dilation, g.transposed, g.output_padding, g.groups * count,
