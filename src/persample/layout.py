@@ -139,14 +139,6 @@ def ids_of(layout: Layout, shape: Shape, n: int, device: torch.device) -> Tensor
     return axis_ids(layout, shape[layout.axis], n, device).view(view)
 
 
-def covers(layout: Layout, shape: Shape, n: int) -> bool:
-    """Whether a closed layout fits the shape (the axis divides into outer * n * inner)."""
-    if layout.ids is not None:
-        return True
-    unit = n * layout.inner
-    return unit == 0 or shape[layout.axis] % unit == 0
-
-
 def remap(layout: Layout, places: Sequence[int | None], rank: int) -> Layout:
     """Move axis d to ``places[d]`` in a tensor of that rank; a lost axis must be colourless."""
     if layout.ids is None:

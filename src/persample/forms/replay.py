@@ -44,8 +44,7 @@ class Replay(Form):
     def without(self, bad: Tensor) -> Form:
         """Written out with zeros: a backward pass over non-finite data would spread them."""
         keep = ~bad.view(-1, *[1] * len(self.shape))
-        rows, sums = self._rows, self._sums
-        del sums
+        rows = self._rows
 
         def kept(first: int, last: int) -> Tensor:
             found = rows(first, last)

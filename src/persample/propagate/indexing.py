@@ -128,7 +128,7 @@ def _index_colours(call: Call, entries: list[Any]) -> Layout | None:
     return result
 
 
-@rule("index_select embedding_select", linear=True, routes=True)
+@rule("index_select", linear=True, routes=True)
 def index_select(call: Call) -> Result:
     """Rows along one axis; the index's own colours count where the source has none."""
     x, index = call.arg(0, "input", "self"), call.arg(2, "index")

@@ -81,7 +81,7 @@ def join(call: Call) -> Result:
     return probed(call)  # type: ignore[return-value]
 
 
-rule("diag diag_embed diagflat block_diag _pack_padded_sequence_data", linear=True)(probed)
+rule("diag diag_embed diagflat block_diag", linear=True)(probed)
 
 
 @rule("kron")

@@ -255,11 +255,8 @@ def _thin(call: Call) -> Call:
     x = call.args[0]
     layout = call.layout(x)
     lead = 1 if call.name == "_pad_packed_sequence" else 2
-    if layout is None or any(d >= lead for d in layout.axes) or len(call.layouts) > 1:
-        others = [key for key in call.layouts if key != id(x)]
-        if layout is None or any(d >= lead for d in layout.axes):
-            raise Mixing("packed sequences need the samples on the batch axis")
-        del others
+    if layout is None or any(d >= lead for d in layout.axes):
+        raise Mixing("packed sequences need the samples on the batch axis")
     while x.dim() > lead:
         x = x.select(-1, 0)
     ids = ids_of(layout, call.args[0].shape, call.n, x.device)

@@ -22,7 +22,7 @@ rule(
     rad2deg reciprocal relu relu6 remainder round rpow rfloordiv rlshift rrshift rmod rrelu rsqrt
     selu sgn sigmoid sign signbit silu sin sinc sinh softplus softshrink sqrt square tan tanh
     threshold _threshold trunc xlogy bernoulli poisson binomial normal dropout native_dropout
-    alpha_dropout feature_dropout feature_alpha_dropout relu_ rdiv log_sigmoid_forward
+    alpha_dropout feature_dropout feature_alpha_dropout rdiv log_sigmoid_forward
     special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1
     special_chebyshev_polynomial_t special_chebyshev_polynomial_u special_chebyshev_polynomial_v
     special_chebyshev_polynomial_w special_digamma special_entr special_erf special_erfc
@@ -62,7 +62,7 @@ def copy(call: Call) -> Result:
 rule(
     """to type type_as float double half bfloat16 int long short byte char bool cpu cuda chalf
     cfloat cdouble contiguous clone detach alias data real imag conj resolve_conj resolve_neg
-    positive as_tensor asarray detach_copy alias_copy pin_memory tril triu squeeze_to_dense
+    positive as_tensor asarray detach_copy alias_copy pin_memory tril triu
     _autocast_to_full_precision _autocast_to_reduced_precision""",
     linear=True,
 )(first_only)
@@ -83,7 +83,7 @@ rule(_CONSTANT, routes=True)(constant)
 CONSTANT.update(_CONSTANT.split())
 
 
-@rule("normal_fill fill")
+@rule("fill")
 def fill(call: Call) -> Result:
     """``x.fill_(value)``: the value may be a tensor."""
     layout = call.layout(call.arg(1, "value"))

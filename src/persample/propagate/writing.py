@@ -49,17 +49,11 @@ def setitem(call: Call) -> Result:
     if not any(isinstance(e, Tensor) for e in entries):
         before = _only_needed(mine, colours, x.shape, entries)
     after = before.clone()
-    if isinstance(after[tuple(entries)], Tensor):
-        target = after[tuple(entries)]
-        after[tuple(entries)] = colours.expand(_fit(colours, target))
+    after[tuple(entries)] = colours.expand(after[tuple(entries)].shape)
     kept = after[tuple(entries)]
-    if bool((kept != colours.expand(_fit(colours, kept))).any()):
+    if bool((kept != colours.expand(kept.shape)).any()):
         raise Mixing("rows of several samples are written to one place")
     return written(x, before, after, call.n)
-
-
-def _fit(colours: Tensor, target: Tensor) -> list[int]:
-    return list(target.shape)
 
 
 def _only_needed(mine: Tensor, colours: Tensor, shape: torch.Size, entries: list[Any]) -> Tensor:

@@ -104,10 +104,7 @@ def _derivative(
     if operator == "add":
         return grad if first or alpha == 1 else grad * alpha
     if operator in ("sub", "subtract", "rsub"):
-        scale = 1 if operator == "rsub" and first is False else alpha
-        if operator == "rsub":
-            return grad if first else -grad * alpha
-        return grad if first else -grad * scale
+        return grad if first else -grad * alpha
     if operator in ("mul", "multiply"):
         other = b if first else a
         return grad * (other.conj() if isinstance(other, Tensor) else other)
