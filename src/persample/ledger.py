@@ -307,7 +307,7 @@ def _other_data(use: Use) -> MissedUseError:
 
 def _small(form: Form) -> Form:
     """Keep rows instead of factors where they are smaller."""
-    if isinstance(form, (Dense, Replay)):
+    if form.__class__ is Dense or isinstance(form, (Dense, Replay)):
         return form
     if form.n * form.size * wide(form.dtype).itemsize <= form.nbytes():
         return Dense(form.wide_dense())
