@@ -23,7 +23,8 @@ from .forms.pullback import Pullback
 from .layout import Layout
 from .lean import Lean
 from .marks import version
-from .rules import RULES, Unsuited, generic
+from .rules import RULES, Forms, OfTable, Unsuited, generic
+from .rules.embedding import as_rows
 from .use import Firing, Operand, Use, comes_back
 
 if TYPE_CHECKING:
@@ -135,6 +136,8 @@ class Ledger:
         for operand, form in zip(use.operands, forms, strict=True):
             if form is None or not operand.wanted:
                 continue
+            if isinstance(form, OfTable):
+                operand, form = self._table(operand), form.rows
             if self.lean is not None:
                 entry = Entry(use, operand, form, name, [])
                 for parameter, part in self._attached(entry, set(self.names)):
@@ -144,6 +147,13 @@ class Ledger:
                 seen = [(t, version(t)) for t in form.tensors()]
                 self.entries.append(Entry(use, operand, form, name, seen))
 
+    def _table(self, operand: Operand) -> Operand:
+        """The table behind a look-up, as an operand of its own."""
+        assert operand.lookup is not None
+        name = operand.lookup.name
+        value = self.recorder.parameters.selected[name].detach()
+        return Operand(operand.position, value, name, None, version(value))
+
     def _unscaled(self, grad: Tensor) -> Tensor:
         if grad.requires_grad:
             grad = grad.detach()
@@ -151,7 +161,7 @@ class Ledger:
             return grad
         return grad.to(torch.promote_types(grad.dtype, torch.float32)) * self.factor
 
-    def _forms_of(self, use: Use, firing: Firing) -> tuple[list[Form | None], str]:
+    def _forms_of(self, use: Use, firing: Firing) -> tuple[Forms, str]:
         n = self.recorder.n or 0
         rule = self.recorder.rules.get(use.operator) or RULES.get(use.operator)
         if rule is not None and not use.inplace and n:
@@ -234,7 +244,10 @@ class Ledger:
         operand, form = entry.operand, entry.form
         if operand.name is not None:
             return [(operand.name, form)] if operand.name in names else []
-        view = operand.view
+        lookup, view = operand.lookup, operand.view
+        if lookup is not None and version(lookup.index) == lookup.version:
+            if isinstance(form, Dense):
+                return [(lookup.name, as_rows(form, lookup))] if lookup.name in names else []
         if view is not None and tuple(form.shape) == view.size:
             if view.name not in names:
                 return []
@@ -253,6 +266,8 @@ class Ledger:
             return [operand.name]
         if operand.edge is None:
             return []
+        if operand.lookup is not None:
+            return [operand.lookup.name]
         known = self._sources.get(id(operand))
         if known is None:
             selected = self.recorder.parameters.selected

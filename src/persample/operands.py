@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .marks import version
+from .marks import Derived, version
 from .use import Operand, View
 
 if TYPE_CHECKING:
@@ -19,12 +19,13 @@ def operand_of(recorder: Recorder, position: int, value: Tensor) -> Operand:
     slot = recorder.parameters.slots.get(id(value))
     if slot is not None:
         return Operand(position, value.detach(), slot.name, None, version(value))
-    edge = None
-    if recorder.is_selected(value):
+    edge, state = None, recorder.look(value)
+    if isinstance(state, Derived) and state.selected:
         edge = torch.autograd.graph.get_gradient_edge(value)
     operand = Operand(position, value.detach(), None, edge, version(value))
     if edge is not None:
         _find_view(recorder, value, operand)
+        operand.lookup = state.lookup if isinstance(state, Derived) else None
     return operand
 
 

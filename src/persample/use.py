@@ -30,12 +30,23 @@ class View:
     offset: int
 
 
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """A derived tensor that holds rows of a recorded table: ``table[index]``."""
+
+    name: str
+    index: Tensor
+    padding: int
+    shape: torch.Size
+    version: int
+
+
 @dataclass(slots=True)
 class Operand:
     """A parameter argument of a use: a parameter itself (``name``) or derived from parameters.
 
     ``view`` is set if it is a strided view of one parameter, with the axes ``expanded`` (repeated
-    without memory) shrunk to one.
+    without memory) shrunk to one; ``lookup`` if it holds rows of one, picked by constants.
     """
 
     position: int
@@ -45,6 +56,7 @@ class Operand:
     version: int = 0
     view: View | None = None
     expanded: tuple[int, ...] = ()
+    lookup: Lookup | None = None
 
     @property
     def wanted(self) -> bool:

@@ -103,8 +103,8 @@ class Outer(Form):
         found = self._direct()
         if not energy:
             return found, found
-        left, right = self._wide(0, self.n)
-        return found, (left.square().sum(3) * right.square().sum(3)).sum((1, 2))
+        left, right = (torch.linalg.vector_norm(f, dim=3) for f in self._wide(0, self.n))
+        return found, (left * right).square_().sum((1, 2))
 
     def _gram(self) -> tuple[Tensor, Tensor]:
         """Σₜₛ ⟨lₜ, lₛ⟩⟨rₜ, rₛ⟩; its diagonal is the energy."""

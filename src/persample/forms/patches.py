@@ -132,8 +132,7 @@ class Patches(Form):
                 out[first:last] = self._outer(first, last).sq_norms()
             return out
         for first, last in spans(self.n, self.size * 4, 16 << 20):
-            rows = self.wide_dense(first, last)
-            out[first:last] = rows.flatten(1).square().sum(1)
+            out[first:last] = self.wide_dense(first, last).flatten(1).square_().sum(1)
         return out
 
     def sq_bounds(self) -> Tensor:
@@ -142,10 +141,9 @@ class Patches(Form):
             return self.sq_norms()
         found = self.sq_norms()
         m = self.images
-        energy = self.x.float().flatten(1).square().sum(1).view(-1, m)
-        other = self.grad.float().flatten(1).square().sum(1).view(-1, m)
-        taps = self.shape[2:].numel()
-        sizes = (energy * other * taps).sqrt_().sum(1).square()
+        x, grad = self.x.float().flatten(1), self.grad.float().flatten(1)
+        each = torch.linalg.vector_norm(x, dim=1) * torch.linalg.vector_norm(grad, dim=1)
+        sizes: Tensor = each.view(-1, m).sum(1).square() * self.shape[2:].numel()
         slack = torch.finfo(torch.float32).eps ** 2 * 1e4 * sizes
         gap = 2 * found.sqrt() * slack.sqrt() + slack
         loose = gap > 1e-3 * found
