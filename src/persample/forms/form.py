@@ -41,7 +41,7 @@ def inner(x: Tensor, y: Tensor) -> Tensor:
     """Re⟨x, y⟩ over all axes but the first."""
     if x.is_complex() or y.is_complex():
         x, y = torch.view_as_real(x.resolve_conj()), torch.view_as_real(y.resolve_conj())
-    return (x * y).flatten(1).sum(1)
+    return flat_rows(x * y).sum(1)
 
 
 class Form:
@@ -68,6 +68,10 @@ class Form:
 
     def without(self, bad: Tensor) -> Form:
         """The same form with the gradients of some samples (a mask) replaced by zero."""
+        raise NotImplementedError
+
+    def narrowed(self, first: int, last: int) -> Form:
+        """The form of rows first … last-1 alone."""
         raise NotImplementedError
 
     # ------------------------------------------------------------------ derived
@@ -127,13 +131,13 @@ class Form:
         """⟨gᵢ, hⱼ⟩ for every pair: (n, m)."""
         out = torch.zeros(self.n, other.n, dtype=real(self.dtype), device=self.device)
         for first, last, mine in self.rows():
-            flat = _flat(mine)
+            flat = flat_rows(mine)
             for start, stop, theirs in (
                 [(first, last, mine)]
                 if other is self and (last - first == self.n)
                 else other.rows()
             ):
-                out[first:last, start:stop] = flat @ _flat(theirs).T
+                out[first:last, start:stop] = flat @ flat_rows(theirs).T
         return out
 
     def dot(self, direction: Tensor) -> Tensor:
@@ -158,7 +162,8 @@ class Form:
         return total
 
 
-def _flat(rows: Tensor) -> Tensor:
+def flat_rows(rows: Tensor) -> Tensor:
+    """(n, elements) of real numbers; a scalar has one element."""
     if rows.is_complex():
         rows = torch.view_as_real(rows.resolve_conj())
-    return rows.flatten(1)
+    return rows.unsqueeze(1) if rows.dim() == 1 else rows.flatten(1)
