@@ -12,8 +12,8 @@ from persample.rules import RULES
 SOURCE = Path(persample.__file__).parent
 ORDER = [
     "errors", "layout", "propagate", "forms", "use", "marks", "parameters", "rules", "tap", "enter",
-    "inputs", "explain", "clipping", "queries", "lean", "ledger", "tape", "custom", "loop",
-    "backward",
+    "inputs", "explain", "clipping", "queries", "lean", "ledger", "positions", "tape",
+    "custom", "loop", "backward",
     "operands", "recurrence", "unroll", "meeting", "recorder", "entry", "testing", "check",
     "cli", "__main__",
 ]  # fmt: skip

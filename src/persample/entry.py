@@ -24,6 +24,7 @@ def record(
     unproven: str = "refuse",
     verify: bool = False,
     lean: bool = False,
+    positions: bool = False,
 ) -> Recorder:
     """Record one ordinary forward and backward of an unmodified model.
 
@@ -41,7 +42,8 @@ def record(
     names, or a predicate on names. ``rules``: overrides for one recording. ``unproven``: "refuse",
     or "loop" to fall back to one backward pass per sample. ``verify``: check this step against
     autograd. ``lean``: keep nothing; norms are taken during the backward pass, weighted and clipped
-    sums by a second one, and nothing else can be asked.
+    sums by a second one, and nothing else can be asked. ``positions``: keep what
+    :meth:`Tape.positions` needs (inputs and output gradients of biases and norm layers, too).
     """
     if not isinstance(model, nn.Module):
         raise UsageError(f"record takes an nn.Module, got {type(model).__name__}")
@@ -51,6 +53,8 @@ def record(
         raise UsageError(f"n must be a non-negative integer, got {n!r}")
     if lean and (verify or unproven == "loop"):
         raise UsageError("lean=True goes with neither verify=True nor unproven='loop'")
+    if lean and positions:
+        raise UsageError("lean=True keeps nothing, so positions cannot be asked of it")
     if sample_ids is not None and n is None:
         raise UsageError("sample_ids needs n, the number of samples", fix="record(model, n=...)")
     return Recorder(
@@ -64,4 +68,5 @@ def record(
         unproven=unproven,
         verify=verify,
         lean=lean,
+        positions=positions,
     )

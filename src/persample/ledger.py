@@ -38,6 +38,7 @@ class Entry:
     operand: Operand
     form: Form
     rule: str
+    firing: Firing | None
     versions: list[tuple[Tensor, int]]
 
 
@@ -125,18 +126,19 @@ class Ledger:
                 if grad is not None and unowned(layout, grad):
                     self.trouble = self.trouble or _nobodys(use)
                     return
-            forms, name = self._forms_of(use, firing)
+            forms, name = self.forms_of(use, firing, self.recorder.n or 0)
+            kept = firing if self.recorder.positions else None
             for operand, form in zip(use.operands, forms, strict=True):
                 if form is None or not operand.wanted:
                     continue
                 if self.lean is not None:
-                    entry = Entry(use, operand, form, name, [])
-                    for parameter, part in self._attached(entry, set(self.names)):
+                    entry = Entry(use, operand, form, name, None, [])
+                    for parameter, part in self.attached(entry, set(self.names)):
                         self.lean.take(parameter, part)
                 else:
                     form = _small(form)
-                    seen = [(t, version(t)) for t in form.tensors()]
-                    self.entries.append(Entry(use, operand, form, name, seen))
+                    seen = [(t, version(t)) for t in (*form.tensors(), *_held(kept))]
+                    self.entries.append(Entry(use, operand, form, name, kept, seen))
         self._cache.clear()
 
     def _own(self, tensor: Tensor) -> Tensor:
@@ -149,8 +151,8 @@ class Ledger:
             return grad
         return grad.to(torch.promote_types(grad.dtype, torch.float32)) * self.factor
 
-    def _forms_of(self, use: Use, firing: Firing) -> tuple[list[Form | None], str]:
-        n = self.recorder.n or 0
+    def forms_of(self, use: Use, firing: Firing, n: int) -> tuple[list[Form | None], str]:
+        """One form per operand, and the rule that gave them."""
         rule = self.recorder.rules.get(use.operator) or RULES.get(use.operator)
         if rule is not None and not use.inplace and n:
             try:
@@ -220,14 +222,14 @@ class Ledger:
         if missing:
             parts: dict[str, list[Form]] = {name: [] for name in missing}
             for entry in self.entries:
-                for name, form in self._attached(entry, missing):
+                for name, form in self.attached(entry, missing):
                     parts[name].append(form)
             for name, found in parts.items():
                 if found:
                     self._cache[name] = total(found)
         return {name: self._cache[name] for name in wanted if name in self._cache}
 
-    def _attached(self, entry: Entry, names: set[str]) -> list[tuple[str, Form]]:
+    def attached(self, entry: Entry, names: set[str]) -> list[tuple[str, Form]]:
         """The entry's form as a form of the parameters behind its operand."""
         operand, form = entry.operand, entry.form
         if operand.name is not None:
@@ -285,6 +287,13 @@ class Ledger:
                     where=describe(entry.use.place),
                     fix="ask the tape before activations, gradients or input buffers are reused",
                 )
+
+
+def _held(firing: Firing | None) -> list[Tensor]:
+    """What a kept firing holds."""
+    if firing is None:
+        return []
+    return [*firing.saved, *(g for g in firing.grads if g is not None)]
 
 
 def _small(form: Form) -> Form:

@@ -80,9 +80,11 @@ class Recorder:
         unproven: str,
         verify: bool,
         lean: bool,
+        positions: bool,
     ) -> None:
         self.marks = Marks()
         self.model, self.n, self.verify, self.lean = model, n, verify, lean
+        self.positions = positions
         self.loop = unproven == "loop"
         self.native = verify or self.loop
         self.parameters = Parameters(model, params)

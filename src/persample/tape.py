@@ -16,6 +16,7 @@ from .explain import Explanation, explain
 from .forms import Form
 from .ledger import Ledger
 from .parameters import Params, choose
+from .positions import contributions
 from .queries import NoiseScale
 from .use import Use
 
@@ -250,20 +251,7 @@ class Tape:
     def dots(self, direction: Mapping[str, Tensor], *, params: Params = None) -> Tensor:
         """⟨gᵢ, V⟩ for a direction ``{name: shape}``: (n,)."""
         with torch._C.DisableTorchFunction():
-            names = choose(params, self.names)
-            selected = self._open().parameters.selected
-            if set(direction) != set(names):
-                odd = sorted(set(direction) ^ set(names))
-                raise UsageError(
-                    f"the direction must have the recorded parameters' names: {odd[:4]}",
-                    fix="leave none out and add none; select with params=",
-                )
-            for name in names:
-                if direction[name].shape != selected[name].shape:
-                    raise UsageError(
-                        f"{name}: direction {tuple(direction[name].shape)}, parameter "
-                        f"{tuple(selected[name].shape)}"
-                    )
+            self._expect_direction(direction, choose(params, self.names))
             return queries.dots(self._forms(params), direction, self.n)
 
     def project(self, dim: int, *, seed: int, params: Params = None) -> Tensor:
@@ -276,6 +264,35 @@ class Tape:
             if not isinstance(dim, int) or dim < 1:
                 raise UsageError(f"dim must be a positive integer, got {dim!r}")
             return queries.project(self._forms(params), dim, int(seed), self.n)
+
+    def positions(
+        self, direction: Mapping[str, Tensor] | None = None, *, params: Params = None
+    ) -> Tensor:
+        """What each position (token, pixel) contributes to ‖gᵢ‖², or to ⟨gᵢ, V⟩: (n, T).
+
+        Row i adds up to ``norms()[i] ** 2``, or to ``dots(direction)[i]``, exactly: position t has
+        ⟨gᵢₜ, gᵢ⟩, where gᵢₜ is the part of the gradient that enters parameters through results at
+        position t. A position that works against the others has a negative share.
+
+        Needs ``record(..., positions=True)``. Positions are the first axis of a use's result that
+        is neither the samples' nor a feature's; what is flattened with the samples into one axis;
+        all pixels of a convolution. Every parameter asked for must have been used with the same
+        number of them; one without (a classifier of a pooled token) is refused by name:
+        ``params=`` leaves it out.
+
+        >>> import torch, persample
+        >>> model = torch.nn.Linear(3, 2)
+        >>> with persample.record(model, positions=True) as tape:
+        ...     tape.backward(model(torch.randn(4, 6, 3)).square().sum((1, 2)))
+        >>> tape.positions().shape
+        torch.Size([4, 6])
+        """
+        with torch._C.DisableTorchFunction():
+            names = choose(params, self.names)
+            if direction is not None:
+                self._expect_direction(direction, names)
+            self._open()
+            return contributions(self._ledger, names, direction, self.n)
 
     # ------------------------------------------------------------------ moments
 
@@ -322,6 +339,25 @@ class Tape:
 
     def _device(self) -> torch.device:
         return next(iter(self._open().parameters.selected.values())).device
+
+    def _expect_direction(self, direction: Mapping[str, Tensor], names: Sequence[str]) -> None:
+        selected = self._open().parameters.selected
+        if not isinstance(direction, Mapping):
+            raise UsageError(
+                f"a direction is a dictionary of names, got {type(direction).__name__}"
+            )
+        if set(direction) != set(names):
+            odd = sorted(set(direction) ^ set(names))
+            raise UsageError(
+                f"the direction must have the recorded parameters' names: {odd[:4]}",
+                fix="leave none out and add none; select with params=",
+            )
+        for name in names:
+            if direction[name].shape != selected[name].shape:
+                raise UsageError(
+                    f"{name}: direction {tuple(direction[name].shape)}, parameter "
+                    f"{tuple(selected[name].shape)}"
+                )
 
     def _forms(self, params: Params) -> dict[str, Form]:
         self._open()

@@ -5,8 +5,10 @@ from .form import BUDGET, Form, inner, real, spans, wide
 from .outer import Outer
 from .part import Part
 from .patches import Geometry, Patches
+from .pixels import Pixels
 from .replay import Replay
 from .rows import Rows
+from .shares import shares
 from .sketch import Sketch
 from .total import Total, total
 
@@ -18,12 +20,14 @@ __all__ = [
     "Outer",
     "Part",
     "Patches",
+    "Pixels",
     "Replay",
     "Rows",
     "Sketch",
     "Total",
     "inner",
     "real",
+    "shares",
     "spans",
     "total",
     "wide",

@@ -33,6 +33,10 @@ class Dense(Form):
         """Zero rows for some samples."""
         return Dense(self.values.masked_fill(bad.view(-1, *[1] * len(self.shape)), 0))
 
+    def narrowed(self, first: int, last: int) -> Dense:
+        """Some of the rows."""
+        return Dense(self.values[first:last])
+
     def sq_norms(self) -> Tensor:
         """Σ over the row's elements."""
         if self.dtype.is_complex or self.dtype != wide(self.dtype):

@@ -53,6 +53,10 @@ class Outer(Form):
         mask = bad.view(-1, 1, 1, 1)
         return Outer(self.left.masked_fill(mask, 0), self.right.masked_fill(mask, 0), self.shape)
 
+    def narrowed(self, first: int, last: int) -> Outer:
+        """Some samples' factors."""
+        return Outer(self.left[first:last], self.right[first:last], self.shape)
+
     # ------------------------------------------------------------------ the algebra
 
     def dense(self, first: int = 0, last: int | None = None) -> Tensor:

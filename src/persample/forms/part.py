@@ -51,6 +51,10 @@ class Part(Form):
         """Zero gradients for some samples."""
         return Part(self.form.without(bad), self.shape, self.strides, self.offset)
 
+    def narrowed(self, first: int, last: int) -> Part:
+        """Some samples of the view."""
+        return Part(self.form.narrowed(first, last), self.shape, self.strides, self.offset)
+
     def dense(self, first: int = 0, last: int | None = None) -> Tensor:
         """Zeros with the view's rows in their places."""
         rows = self.form.dense(first, last)

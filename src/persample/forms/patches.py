@@ -60,6 +60,11 @@ class Patches(Form):
         x, grad = self.x.masked_fill(mask, 0), self.grad.masked_fill(mask, 0)
         return Patches(x, grad, self.weight, self.geometry, self.images)
 
+    def narrowed(self, first: int, last: int) -> Patches:
+        """Some samples' images."""
+        part = slice(first * self.images, last * self.images)
+        return Patches(self.x[part], self.grad[part], self.weight, self.geometry, self.images)
+
     # ------------------------------------------------------------------ dense
 
     def dense(self, first: int = 0, last: int | None = None) -> Tensor:

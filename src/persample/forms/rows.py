@@ -40,6 +40,12 @@ class Rows(Form):
         values = self.values.masked_fill(mask, 0)
         return Rows(self.sample, self.index, values, self.n, self.shape)
 
+    def narrowed(self, first: int, last: int) -> Rows:
+        """Some samples' rows."""
+        keep = (self.sample >= first) & (self.sample < last)
+        mine = self.sample[keep] - first
+        return Rows(mine, self.index[keep], self.values[keep], last - first, self.shape)
+
     def dense(self, first: int = 0, last: int | None = None) -> Tensor:
         """Rows added into zeros."""
         last = self.n if last is None else last

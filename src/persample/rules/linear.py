@@ -177,6 +177,24 @@ def addmm(use: Use, firing: Firing, n: int) -> Forms:
     return found
 
 
+def parameter_axes(use: Use, firing: Firing, rank: int) -> set[int] | None:
+    """The result's axes that belong to the parameter of a product; None if it is not a factor."""
+    args, kwargs = use.arguments(firing)
+    if use.operator == "einsum":
+        terms = list(args[1] if isinstance(args[1], (list, tuple)) else args[1:])
+        if len(terms) != 2 or not isinstance(args[0], str):
+            return None
+        letters = spelled(args[0], terms, rank)
+    else:
+        both = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor)][-2:]
+        terms = both[::-1] if use.operator == "rmatmul" else both
+        letters = product_letters(terms[0].dim(), terms[1].dim())
+    mine = [k for k, term in enumerate(terms) if any(o.value is term for o in use.operands)]
+    if len(mine) != 1:
+        return None
+    return {d for d, c in enumerate(letters[2]) if c in letters[mine[0]]}
+
+
 @rule("einsum")
 def einsum(use: Use, firing: Firing, n: int) -> Forms:
     """Two operands, one of them the parameter."""
