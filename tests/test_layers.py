@@ -13,9 +13,8 @@ SOURCE = Path(persample.__file__).parent
 ORDER = [
     "errors", "layout", "propagate", "forms", "use", "marks", "parameters", "rules", "tap", "enter",
     "inputs", "explain", "clipping", "queries", "lean", "ledger", "positions", "tape",
-    "custom", "loop", "backward",
-    "operands", "recurrence", "unroll", "meeting", "recorder", "entry", "testing", "check",
-    "cli", "__main__",
+    "custom", "loop", "backward", "operands", "recurrence", "unroll", "meeting", "calls", "recorder",
+    "entry", "testing", "check", "cli", "__main__",
 ]  # fmt: skip
 
 

@@ -50,6 +50,7 @@ class Ledger:
         self.entries: list[Entry] = []
         self._receiving = self._muted = False
         self.factor = 1.0
+        self.retain = True
         self.trouble: PersampleError | None = None
         self.backwards = 0
         self.scalar = False
@@ -110,43 +111,44 @@ class Ledger:
             if reason is not None and grad is not None:
                 self.trouble = self.trouble or reason.error("samples meet before the loss")
                 return
-        with torch._C.DisableTorchFunction(), torch.no_grad():
-            if not comes_back(use.fingerprint, saved):
-                self.trouble = self.trouble or MissedUseError(
-                    f"what {use.operator} saved in forward is not what came back in backward",
-                    where=describe(use.place),
-                    why="saved-tensor hooks, or a recomputation that the recorder could not follow",
-                    fix="use checkpoint(..., use_reentrant=False) without nesting, or no hooks",
-                )
-                return
-            scaled = tuple(None if g is None else self._unscaled(g.detach()) for g in grads)
-            firing = Firing(tuple(self._own(t.detach()) for t in saved), scaled)
-            use.fired += 1
-            for layout, grad in zip(use.out_layouts, scaled, strict=True):
-                if grad is not None and unowned(layout, grad):
-                    self.trouble = self.trouble or _nobodys(use)
-                    return
-            forms, name = self.forms_of(use, firing, self.recorder.n or 0)
-            kept = firing if self.recorder.positions else None
-            for operand, form in zip(use.operands, forms, strict=True):
-                if form is None or not operand.wanted:
-                    continue
-                if self.lean is not None:
-                    entry = Entry(use, operand, form, name, None, [])
-                    for parameter, part in self.attached(entry, set(self.names)):
-                        self.lean.take(parameter, part)
-                else:
-                    form = _small(form)
-                    seen = [(t, version(t)) for t in (*form.tensors(), *_held(kept))]
-                    self.entries.append(Entry(use, operand, form, name, kept, seen))
-        self._cache.clear()
+        if torch.is_grad_enabled():
+            with torch._C.DisableTorchFunction(), torch.no_grad():
+                self._take(use, saved, grads)
+        else:
+            with torch._C.DisableTorchFunction():
+                self._take(use, saved, grads)
 
-    def _own(self, tensor: Tensor) -> Tensor:
-        """A copy of what lies in the caller's own input buffers: they may be refilled unseen."""
-        where = tensor.untyped_storage().data_ptr()
-        return tensor.clone() if where in self.recorder.inputs.storages else tensor
+    def _take(self, use: Use, saved: tuple[Tensor, ...], grads: tuple[Tensor | None, ...]) -> None:
+        if use.fingerprint is not None and not comes_back(use.fingerprint, saved):
+            self.trouble = self.trouble or _other_data(use)
+            return
+        storages = self.recorder.inputs.storages
+        scaled = tuple([None if g is None else self._unscaled(g) for g in grads])
+        firing = Firing(tuple([_own(t, storages) for t in saved]), scaled)
+        use.fired += 1
+        for layout, grad in zip(use.out_layouts, scaled, strict=True):
+            if layout.ids is not None and grad is not None and unowned(layout, grad):
+                self.trouble = self.trouble or _nobodys(use)
+                return
+        forms, name = self.forms_of(use, firing, self.recorder.n or 0)
+        kept = firing if self.recorder.positions else None
+        if self._cache:
+            self._cache.clear()
+        for operand, form in zip(use.operands, forms, strict=True):
+            if form is None or not operand.wanted:
+                continue
+            if self.lean is not None:
+                entry = Entry(use, operand, form, name, None, [])
+                for parameter, part in self.attached(entry, set(self.names)):
+                    self.lean.take(parameter, part)
+            else:
+                form = _small(form)
+                seen = [(t, version(t)) for t in (*form.tensors(), *_held(kept))]
+                self.entries.append(Entry(use, operand, form, name, kept, seen))
 
     def _unscaled(self, grad: Tensor) -> Tensor:
+        if grad.requires_grad:
+            grad = grad.detach()
         if self.factor == 1.0:
             return grad
         return grad.to(torch.promote_types(grad.dtype, torch.float32)) * self.factor
@@ -287,6 +289,22 @@ class Ledger:
                     where=describe(entry.use.place),
                     fix="ask the tape before activations, gradients or input buffers are reused",
                 )
+
+
+def _own(tensor: Tensor, storages: set[int]) -> Tensor:
+    """A copy of what lies in the caller's own input buffers: they may be refilled unseen."""
+    if tensor.untyped_storage().data_ptr() in storages:
+        return tensor.detach().clone()
+    return tensor.detach() if tensor.requires_grad else tensor
+
+
+def _other_data(use: Use) -> MissedUseError:
+    return MissedUseError(
+        f"what {use.operator} saved in forward is not what came back in backward",
+        where=describe(use.place),
+        why="saved-tensor hooks, or a recomputation that the recorder could not follow",
+        fix="use checkpoint(..., use_reentrant=False) without nesting, or no hooks",
+    )
 
 
 def _held(firing: Firing | None) -> list[Tensor]:

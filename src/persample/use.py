@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -79,10 +80,24 @@ class Template:
 def taken_apart(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], Template]:
     """The leaves of a call and the template that puts them together again."""
     leaves = [*args, *kwargs.values()]
-    if any(isinstance(v, (list, tuple, dict)) for v in leaves):
-        leaves, spec = tree_flatten((tuple(args), kwargs))
-        return leaves, Template(spec, 0, ())
-    return leaves, Template(None, len(args), tuple(kwargs))
+    for value in leaves:
+        if isinstance(value, (list, tuple, dict)) and _holds_tensors(value):
+            leaves, spec = tree_flatten((tuple(args), kwargs))
+            return leaves, Template(spec, 0, ())
+    return leaves, _flat_template(len(args), tuple(kwargs))
+
+
+@functools.cache
+def _flat_template(positional: int, names: tuple[str, ...]) -> Template:
+    return Template(None, positional, names)
+
+
+def _holds_tensors(value: Any) -> bool:
+    items = value.values() if isinstance(value, dict) else value
+    return any(
+        isinstance(v, Tensor) or (isinstance(v, (list, tuple, dict)) and _holds_tensors(v))
+        for v in items
+    )
 
 
 @dataclass(slots=True)
@@ -107,6 +122,13 @@ class Use:
     out_shapes: list[torch.Size] = field(default_factory=list)
     fired: int = 0
     fingerprint: list[float] | None = None
+
+    def add(self, index: int, layout: Layout, refused: Reason | None, shape: torch.Size) -> None:
+        """A result that is tapped."""
+        self.results.append(index)
+        self.out_layouts.append(layout)
+        self.refused.append(refused)
+        self.out_shapes.append(shape)
 
     def fire(self, saved: tuple[Tensor, ...], grads: tuple[Tensor | None, ...]) -> None:
         """Called by the tap in backward."""
