@@ -1,7 +1,8 @@
 """Forms: representations of n gradients that know their algebra."""
 
+from .cost import BUDGET, Plan, scratch, spans, within
 from .dense import Dense
-from .form import BUDGET, Form, inner, real, spans, wide
+from .form import Form, inner, real, wide
 from .outer import Outer
 from .part import Part
 from .patches import Geometry, Patches
@@ -21,14 +22,17 @@ __all__ = [
     "Part",
     "Patches",
     "Pixels",
+    "Plan",
     "Replay",
     "Rows",
     "Sketch",
     "Total",
     "inner",
     "real",
+    "scratch",
     "shares",
     "spans",
     "total",
     "wide",
+    "within",
 ]

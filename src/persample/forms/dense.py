@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .form import Form, spans, wide
+from .cost import Plan, spans
+from .form import Form, wide
 
 
 class Dense(Form):
@@ -24,6 +25,10 @@ class Dense(Form):
     def owns(self, rows: Tensor) -> bool:
         """Dense rows are handed out as they are."""
         return rows.data_ptr() == self.values.data_ptr()
+
+    def plan(self) -> Plan:
+        """Squares of what is there."""
+        return Plan("stored rows", self.n * self.size, self.nbytes(), self.row_bytes(), self.n)
 
     def nbytes(self) -> int:
         """Bytes of the rows."""

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from .cost import Plan, scratch, spans
+
 if TYPE_CHECKING:
     from .sketch import Sketch
-
-BUDGET = 64 << 20  # bytes of scratch memory that a query may take beyond its result
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -28,13 +28,6 @@ def real(dtype: torch.dtype) -> torch.dtype:
     if dtype.is_complex:
         return torch.float64 if dtype == torch.complex128 else torch.float32
     return wide(dtype)
-
-
-def spans(count: int, item_bytes: int, budget: int = BUDGET) -> Iterator[tuple[int, int]]:
-    """Cut ``count`` items into runs that fit the budget."""
-    step = max(1, min(count, budget // max(item_bytes, 1)))
-    for first in range(0, count, step):
-        yield first, min(first + step, count)
 
 
 def inner(x: Tensor, y: Tensor) -> Tensor:
@@ -99,10 +92,18 @@ class Form:
         """Elements of one gradient."""
         return self.shape.numel()
 
-    def rows(self, budget: int = BUDGET) -> Iterator[tuple[int, int, Tensor]]:
+    def row_bytes(self) -> int:
+        """Scratch memory that one dense row takes."""
+        return self.size * wide(self.dtype).itemsize
+
+    def plan(self) -> Plan:
+        """How norms are taken, and what that costs."""
+        moved = 2 * self.n * self.row_bytes()
+        return Plan("rows", self.work(), moved, self.row_bytes(), self.n)
+
+    def rows(self, budget: int | None = None) -> Iterator[tuple[int, int, Tensor]]:
         """Dense rows, a few samples at a time."""
-        width = self.size * max(wide(self.dtype).itemsize, 4)
-        for first, last in spans(self.n, width, budget):
+        for first, last in spans(self.n, self.row_bytes(), budget):
             yield first, last, self.wide_dense(first, last)
 
     def sq_norms(self) -> Tensor:
@@ -130,12 +131,13 @@ class Form:
     def dots(self, other: Form) -> Tensor:
         """⟨gᵢ, hⱼ⟩ for every pair: (n, m)."""
         out = torch.zeros(self.n, other.n, dtype=real(self.dtype), device=self.device)
-        for first, last, mine in self.rows():
+        half = scratch() // 2
+        for first, last, mine in self.rows(half):
             flat = flat_rows(mine)
             for start, stop, theirs in (
                 [(first, last, mine)]
                 if other is self and (last - first == self.n)
-                else other.rows()
+                else other.rows(half)
             ):
                 out[first:last, start:stop] = flat @ flat_rows(theirs).T
         return out

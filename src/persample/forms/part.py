@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .cost import Plan
 from .form import Form, wide
 
 
@@ -46,6 +47,10 @@ class Part(Form):
     def work(self) -> int:
         """That of the inner form."""
         return self.form.work()
+
+    def plan(self) -> Plan:
+        """That of the view."""
+        return self.form.plan()
 
     def without(self, bad: Tensor) -> Part:
         """Zero gradients for some samples."""

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .form import Form, real, spans, wide
+from .cost import Plan, cheapest, scratch, spans
+from .form import Form, real, wide
 from .outer import Outer
 from .sketch import Sketch
 
@@ -124,19 +125,30 @@ class Patches(Form):
 
     # ------------------------------------------------------------------ queries
 
+    def plan(self) -> Plan:
+        """Products of unfolded patches on small maps, else the weight gradients themselves."""
+        n, width = self.n, wide(self.dtype).itemsize
+        rows = super().plan()
+        if self.geometry.transposed or self.geometry.groups != 1 or self.x.dim() > 4:
+            return rows
+        if self.dtype.is_complex:
+            return rows
+        t = self.grad.shape[2:].numel() * self.images
+        a, b = self.shape[0], self.size // max(self.shape[0], 1)
+        item = t * (b + 2 * t) * width
+        return cheapest(Plan("gram", n * t * t * (a + b), n * item, item, n), rows)
+
     def sq_norms(self) -> Tensor:
         """Position products on small maps, else the rows, a few at a time."""
         if self.dtype.is_complex or self.n == 0:
             return super().sq_norms()
-        positions = self.grad.shape[2:].numel() * self.images
-        a, b = self.shape[0], self.size // max(self.shape[0], 1)
-        unfolds = not self.geometry.transposed and self.geometry.groups == 1 and self.x.dim() <= 4
+        plan = self.plan()
         out = self.grad.new_zeros(self.n, dtype=real(self.dtype))
-        if unfolds and positions * (a + b) < 0.9 * a * b:
-            for first, last in spans(self.n, positions * (b + 2 * positions) * 4):
+        if plan.way == "gram":
+            for first, last in spans(self.n, plan.item):
                 out[first:last] = self._outer(first, last).sq_norms()
             return out
-        for first, last in spans(self.n, self.size * 4, 16 << 20):
+        for first, last in spans(self.n, plan.item, 16 << 20):
             rows = self.wide_dense(first, last)
             out[first:last] = rows.flatten(1).square().sum(1)
         return out
@@ -168,8 +180,11 @@ class Patches(Form):
         """One ordinary weight gradient with scaled output gradients."""
         dtype, g = wide(self.dtype), self.geometry
         scale = c.to(dtype).repeat_interleave(self.images)
-        if self.n == 0:
-            return torch.zeros(self.shape, dtype=dtype, device=self.device)
+        if self.n == 0 or (self.n > 1 and self._copies() > scratch()):
+            total = torch.zeros(self.shape, dtype=dtype, device=self.device)
+            for first, last in spans(self.n, self._copies() // max(self.n, 1)):
+                total += self.narrowed(first, last).weighted_sum(c[first:last])
+            return total
         grad = self.grad.to(dtype) * scale.view(-1, *[1] * (self.grad.dim() - 1))
         found: Tensor = torch.ops.aten.convolution_backward(
             grad, self.x.to(dtype), self.weight.to(dtype), None, g.stride, g.padding, g.dilation,
@@ -182,12 +197,21 @@ class Patches(Form):
         if self.dtype.is_complex or self.n == 0:
             return super().dot(direction)
         dtype, g = wide(self.dtype), self.geometry
+        if self.n > 1 and self._copies() > scratch():
+            runs = spans(self.n, self._copies() // self.n)
+            return torch.cat([self.narrowed(*run).dot(direction) for run in runs])
         moved: Tensor = torch.ops.aten.convolution(
             self.x.to(dtype), direction.to(dtype), None, g.stride, g.padding, g.dilation,
             g.transposed, g.output_padding, g.groups,
         )  # fmt: skip
         each: Tensor = (moved * self.grad.to(dtype)).flatten(1).sum(1)
         return each.view(self.n, self.images).sum(1)
+
+    def _copies(self) -> int:
+        """Scratch memory for a scaled output gradient, and for widened factors."""
+        width = wide(self.dtype).itemsize
+        widened = (self.x.numel() + self.grad.numel()) * width if self.dtype.itemsize < width else 0
+        return 2 * self.grad.numel() * width + widened
 
     def project(self, sketch: Sketch) -> Tensor:
         """As matrix products where the patches can be unfolded."""

@@ -35,6 +35,10 @@ class Pullback(Form):
         """That of the inner form."""
         return self.form.work()
 
+    def row_bytes(self) -> int:
+        """A row of the derived tensor and one of the parameter."""
+        return super().row_bytes() + self.form.row_bytes()
+
     def without(self, bad: Tensor) -> Pullback:
         """Zero gradients for some samples."""
         return Pullback(self.form.without(bad), self.edge, self.parameter, self.derived)

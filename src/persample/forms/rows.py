@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .cost import Plan, scratch, spans
 from .form import Form, real, wide
 from .outer import Outer
 from .sketch import Sketch
@@ -65,6 +66,15 @@ class Rows(Form):
         out.zero_().view(self.n * v, d).index_add_(0, self.sample * v + self.index, self.values)
         return out
 
+    def _copies(self) -> int:
+        """Scratch memory for segment sums and widened values."""
+        return 2 * self.values.numel() * wide(self.dtype).itemsize
+
+    def plan(self) -> Plan:
+        """Segment sums."""
+        item = self._copies() // max(self.n, 1)
+        return Plan("segments", self.values.numel(), self._copies(), item, self.n)
+
     def segments(self) -> tuple[Tensor, Tensor, Tensor]:
         """Values summed over equal (sample, index): sample, index and sum of each segment."""
         v = self.shape[0]
@@ -77,6 +87,9 @@ class Rows(Form):
         """Segment sums: linear in the number of rows."""
         if self.dtype.is_complex:
             return super().sq_norms()
+        if self.n > 1 and self._copies() > scratch():
+            runs = spans(self.n, self._copies() // self.n)
+            return torch.cat([self.narrowed(*run).sq_norms() for run in runs])
         sample, _, total = self.segments()
         out = total.new_zeros(self.n, dtype=real(self.dtype))
         return out.index_add_(0, sample, total.square().sum(1))
@@ -104,8 +117,8 @@ class Rows(Form):
         few = sketch.rows.to(dtype)[:, self.index].T
         small = self.values.to(dtype) @ sketch.columns.to(dtype).T
         out = small.new_zeros(self.n, sketch.dim)
-        for first in range(0, small.shape[0], 65536):
-            part = slice(first, first + 65536)
+        for first, last in spans(small.shape[0], sketch.dim * dtype.itemsize):
+            part = slice(first, last)
             each = (few[part].unsqueeze(2) * small[part].unsqueeze(1)).flatten(1)
             out.index_add_(0, self.sample[part], each)
         return out

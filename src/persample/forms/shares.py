@@ -9,40 +9,41 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .cost import Plan, cheapest, spans
 from .dense import Dense
-from .form import BUDGET, Form, real, spans, wide
+from .form import Form, real, wide
 from .outer import Outer
 from .part import Part
 from .rows import Rows
 from .total import Total, added
 
 
-def shares(form: Form, n: int, *, budget: int = BUDGET) -> Tensor:
+def shares(form: Form, n: int) -> Tensor:
     """⟨gᵢₜ, gᵢ⟩: (n, T)."""
     if form.n == 0:
         return torch.zeros(n, form.n // max(n, 1), dtype=real(form.dtype), device=form.device)
     if isinstance(form, Part):  # a view that names no element twice
-        return shares(form.form, n, budget=budget)
+        return shares(form.form, n)
     if not form.dtype.is_complex:
         if isinstance(form, Dense):
-            return _dense(form, n, budget)
+            return _dense(form, n)
         if isinstance(form, Outer):
-            return _outer(form, n, budget)
+            return _outer(form, n)
         if isinstance(form, Rows):
             return _rows(form, n)
         if isinstance(form, Total):
             pair = form.tied()
             if pair is not None:
-                return _tied(*pair, n, budget)
+                return _tied(*pair, n)
             if form.disjoint():
-                return added([shares(f, n, budget=budget) for f in form.forms])
+                return added([shares(f, n) for f in form.forms])
     return _written(form, n)
 
 
-def _dense(form: Dense, n: int, budget: int) -> Tensor:
+def _dense(form: Dense, n: int) -> Tensor:
     pieces = form.values.reshape(n, form.n // n, -1)
     out = pieces.new_zeros(pieces.shape[:2], dtype=real(form.dtype))
-    for first, last in spans(n, 2 * pieces[0].numel() * wide(form.dtype).itemsize, budget):
+    for first, last in spans(n, 2 * pieces[0].numel() * wide(form.dtype).itemsize):
         part = pieces[first:last].to(out.dtype)
         out[first:last] = torch.matmul(part, part.sum(1).unsqueeze(2)).squeeze(2)
     return out
@@ -56,24 +57,28 @@ def _by_sample(form: Outer, n: int) -> tuple[Tensor, Tensor]:
     return left, right
 
 
-def _outer(form: Outer, n: int, budget: int) -> Tensor:
+def _outer(form: Outer, n: int) -> Tensor:
     """By products of positions, or by the sample's matrix, whichever is cheaper."""
     dtype = wide(form.dtype)
     left, right = _by_sample(form, n)
     k, t, a, b = *left.shape[1:], right.shape[3]
-    gram = 2 * t * (a + b) < 3 * a * b
-    item = k * (2 * t * t if gram else a * b + t * b) * dtype.itemsize
-    out = torch.zeros(n, form.n // n, dtype=real(form.dtype), device=form.device)
-    for first, last in spans(n, item, budget):
+    width = k * dtype.itemsize
+    plan = cheapest(
+        Plan("gram", n * k * t * t * (a + b), 2 * n * t * t * width, 2 * t * t * width, n),
+        Plan("direct", 2 * n * k * t * a * b, n * a * b * width, (a + t) * b * width, n),
+    )
+    out = torch.zeros(n, t, dtype=real(form.dtype), device=form.device)
+    for first, last in spans(n, plan.item):
         mine, other = left[first:last].to(dtype), right[first:last].to(dtype)
-        if gram:
-            products = torch.matmul(mine, mine.mT)
-            each = products.mul_(torch.matmul(other, other.mT)).sum((1, 3))
-        else:
+        if plan.way == "direct":
             matrix = torch.matmul(mine.mT, other)
-            each = torch.matmul(mine, matrix).mul_(other).sum((1, 3))
-        out[first:last] = each.view(last - first, form.n // n, -1).sum(2)
-    return out
+            out[first:last] = torch.matmul(mine, matrix).mul_(other).sum((1, 3))
+            continue
+        for start, stop in spans(t, 2 * t * width * (last - first)):
+            products = torch.matmul(mine[:, :, start:stop], mine.mT)
+            products *= torch.matmul(other[:, :, start:stop], other.mT)
+            out[first:last, start:stop] = products.sum((1, 3))
+    return out.view(n, form.n // n, -1).sum(2)
 
 
 def _rows(form: Rows, n: int) -> Tensor:
@@ -87,9 +92,9 @@ def _rows(form: Rows, n: int) -> Tensor:
     return each.new_zeros(form.n).index_add_(0, form.sample, each).view(n, pieces)
 
 
-def _tied(rows: Rows, outer: Outer, n: int, budget: int) -> Tensor:
+def _tied(rows: Rows, outer: Outer, n: int) -> Tensor:
     """Both alone, and their cross term, which is a share of both sides."""
-    out = shares(rows, n, budget=budget) + shares(outer, n, budget=budget)
+    out = shares(rows, n) + shares(outer, n)
     flat, pieces, dtype = out.view(-1), rows.n // n, out.dtype
     left, right = _by_sample(outer, n)
     per = left.shape[2] // pieces

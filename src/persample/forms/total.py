@@ -7,6 +7,7 @@ import itertools
 import torch
 from torch import Tensor
 
+from .cost import Plan
 from .dense import Dense
 from .form import Form, wide
 from .outer import Outer, concatenated
@@ -41,6 +42,21 @@ class Total(Form):
     def work(self) -> int:
         """That of all parts."""
         return sum(f.work() for f in self.forms)
+
+    def plan(self) -> Plan:
+        """The parts' own, and a cross term, where no rows are needed."""
+        rows = super().plan()
+        if self.tied() is None and not self.disjoint():
+            return rows
+        plans = [f.plan() for f in self.forms]
+        ways = " + ".join(dict.fromkeys(p.way for p in plans))
+        item = max(p.item for p in plans)
+        flops, moved = sum(p.flops for p in plans), sum(p.moved for p in plans)
+        return Plan(ways, flops, moved, item, self.n)
+
+    def row_bytes(self) -> int:
+        """All parts' rows."""
+        return super().row_bytes() + max(f.row_bytes() for f in self.forms)
 
     def without(self, bad: Tensor) -> Total:
         """Zero gradients for some samples."""
