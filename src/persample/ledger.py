@@ -18,7 +18,8 @@ from .errors import (
     UsageError,
     describe,
 )
-from .forms import Dense, Form, Part, Replay, total, wide
+from .explain import Measure, measured
+from .forms import Dense, Form, Part, Replay, total, wide, within
 from .forms.pullback import Pullback
 from .layout import Layout
 from .lean import Lean
@@ -56,7 +57,9 @@ class Ledger:
         self.scalar = False
         self.coupled: Reason | None = None
         self.looped: dict[str, Tensor] | None = None
-        self.lean: Lean | None = Lean() if recorder.lean else None
+        self.lean: Lean | None = None if recorder.ahead is None else Lean(recorder.ahead)
+        self.told: list[tuple[Use, Operand, str, Measure]] = []
+        self._watched: dict[str, Operand] = {}
         self._sources: dict[int, list[str]] = {}
         self._cache: dict[str, Form] = {}
 
@@ -93,6 +96,8 @@ class Ledger:
     def rollback(self, mark: int) -> None:
         """Forget entries of an interrupted backward."""
         del self.entries[mark:]
+        if not self.backwards:
+            self.told.clear()
         self._cache.clear()
 
     def receive(
@@ -138,13 +143,22 @@ class Ledger:
             if form is None or not operand.wanted:
                 continue
             if self.lean is not None:
-                entry = Entry(use, operand, form, name, None, [])
-                for parameter, part in self.attached(entry, set(self.names)):
-                    self.lean.take(parameter, part)
+                self._ask(self.lean, Entry(use, operand, form, name, None, []))
             else:
                 form = _small(form)
                 seen = [(t, version(t)) for t in (*form.tensors(), *_held(kept))]
                 self.entries.append(Entry(use, operand, form, name, kept, seen))
+
+    def _ask(self, lean: Lean, entry: Entry) -> None:
+        """A lean recording asks now and keeps nothing."""
+        if entry.operand.name is not None:
+            self._watched[entry.operand.name] = entry.operand
+        if not self.backwards:
+            seen = measured(entry.form, entry.form, kept=False)
+            self.told.append((entry.use, entry.operand, entry.rule, seen))
+        with within(self.recorder.budget):
+            for parameter, part in self.attached(entry, set(self.names)):
+                lean.take(parameter, part)
 
     def _unscaled(self, grad: Tensor) -> Tensor:
         if grad.requires_grad:
@@ -208,15 +222,19 @@ class Ledger:
                 fix="use a model that persample can prove",
             )
 
-    def forms(self, names: Iterable[str]) -> dict[str, Form]:
-        """One form per parameter that received a gradient."""
+    def expect_forms(self) -> None:
+        """Refuse questions that look at a gradient more than once, where nothing is kept."""
         self.ready()
         if self.lean is not None:
             raise UsageError(
                 "a lean recording keeps no gradients",
-                why="only norms and weighted sums can be asked of it",
+                why="cross() and positions() need both factors of every use at once",
                 fix="record(model) without lean=True",
             )
+
+    def forms(self, names: Iterable[str]) -> dict[str, Form]:
+        """One form per parameter that received a gradient."""
+        self.expect_forms()
         wanted = list(names)
         if self.looped is not None:
             return {name: Dense(self.looped[name]) for name in wanted}
@@ -276,13 +294,10 @@ class Ledger:
                 "no backward pass was recorded",
                 fix="call tape.backward(losses) with one loss per sample",
             )
+        for operand in self._watched.values():
+            _expect_unchanged(operand)
         for entry in self.entries:
-            operand = entry.operand
-            if operand.name is not None and version(operand.value) != operand.version:
-                raise StaleError(
-                    f"the parameter {operand.name!r} was modified after it was recorded",
-                    fix="ask the tape before optimizer.step()",
-                )
+            _expect_unchanged(entry.operand)
             if any(version(t) != seen for t, seen in entry.versions):
                 raise StaleError(
                     f"data recorded for {entry.use.operator} were overwritten in place",
@@ -305,6 +320,14 @@ def _other_data(use: Use) -> MissedUseError:
         why="saved-tensor hooks, or a recomputation that the recorder could not follow",
         fix="use checkpoint(..., use_reentrant=False) without nesting, or no hooks",
     )
+
+
+def _expect_unchanged(operand: Operand) -> None:
+    if operand.name is not None and version(operand.value) != operand.version:
+        raise StaleError(
+            f"the parameter {operand.name!r} was modified after it was recorded",
+            fix="ask the tape before optimizer.step()",
+        )
 
 
 def _held(firing: Firing | None) -> list[Tensor]:
