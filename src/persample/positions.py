@@ -174,14 +174,13 @@ def contributions(
     wanted = set(names)
     chosen = [e for e in ledger.entries if wanted.intersection(ledger.sources(e.operand))]
     splits, count = _agreed(ledger, chosen, n)
-    parts: dict[str, list[Form]] = {name: [] for name in names}
-    if n and count:
-        for entry, where in zip(chosen, splits, strict=True):
-            fine = replace(entry, form=pieces(ledger, entry, where, n))
-            for name, form in ledger.attached(fine, wanted):
-                parts[name].append(form)
     out = torch.zeros(n, count)
-    for name, forms in parts.items():
+    for name in names if n and count else ():  # one parameter's pieces at a time
+        forms = []
+        for entry, where in zip(chosen, splits, strict=True):
+            if name in ledger.sources(entry.operand):
+                fine = replace(entry, form=pieces(ledger, entry, where, n))
+                forms += [form for _, form in ledger.attached(fine, {name})]
         if forms:
             form = total(forms)
             if direction is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -97,17 +99,29 @@ class Rows(Form):
     def weighted_sum(self, c: Tensor) -> Tensor:
         """One index_add."""
         dtype = wide(self.dtype)
-        scaled = self.values.to(dtype) * c.to(dtype)[self.sample].unsqueeze(1)
         out = torch.zeros(self.shape, dtype=dtype, device=self.device)
-        return out.index_add_(0, self.index, scaled)
+        weights = c.to(dtype)[self.sample].unsqueeze(1)
+        for part in self._runs():
+            out.index_add_(0, self.index[part], self.values[part].to(dtype) * weights[part])
+        return out
+
+    def _runs(self) -> Iterator[slice]:
+        """Rows, as many at a time as fit twice."""
+        width = 2 * self.values.shape[1] * wide(self.dtype).itemsize
+        for first, last in spans(self.values.shape[0], width):
+            yield slice(first, last)
 
     def dot(self, direction: Tensor) -> Tensor:
         """Σ ⟨V[index], value⟩."""
         if self.dtype.is_complex:
             return super().dot(direction)
         dtype = wide(self.dtype)
-        each = (direction.to(dtype)[self.index] * self.values.to(dtype)).sum(1)
-        return each.new_zeros(self.n).index_add_(0, self.sample, each)
+        out = torch.zeros(self.n, dtype=dtype, device=self.device)
+        matrix = direction.to(dtype)
+        for part in self._runs():
+            each = (matrix[self.index[part]] * self.values[part].to(dtype)).sum(1)
+            out.index_add_(0, self.sample[part], each)
+        return out
 
     def project(self, sketch: Sketch) -> Tensor:
         """Columns of the row sketch are picked by index."""
