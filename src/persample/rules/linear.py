@@ -120,9 +120,14 @@ def _product(a: Tensor, b: Tensor, operand: Operand, grad: Tensor, layout: Layou
         rows = by_sample(a, layout, n, 1).unsqueeze(1)
         return Outer(rows, by_sample(grad, layout, n, 1).unsqueeze(1), b.shape)
     left, right, out = product_letters(a.dim(), b.dim())
-    if operand.value is a:
-        return contraction(b, right, a, left, grad, out, layout, n)
-    return contraction(a, left, b, right, grad, out, layout, n)
+    data, theirs, mine = (b, right, left) if operand.value is a else (a, left, right)
+    weight, free = operand.value, operand.expanded
+    for d in reversed(free):  # one matrix for all samples, not one for each
+        weight, mine = weight.select(d, 0), mine[:d] + mine[d + 1 :]
+    form = contraction(data, theirs, weight, mine, grad, out, layout, n)
+    if free:
+        form.shape = torch.Size(1 if d in free else s for d, s in enumerate(operand.value.shape))
+    return form
 
 
 @rule("linear")
