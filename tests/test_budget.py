@@ -39,7 +39,7 @@ class Largest(TorchDispatchMode):
 
 
 def _long() -> tuple[nn.Module, Tensor]:
-    return nn.Linear(48, 40), torch.randn(6, 80, 48)  # t × t does not fit
+    return nn.Linear(400, 300), torch.randn(6, 80, 400)  # neither t × t nor the matrix fits
 
 
 def _many() -> tuple[nn.Module, Tensor]:
@@ -80,7 +80,7 @@ QUESTIONS: dict[str, Callable[[persample.Tape], Any]] = {
 }  # fmt: skip
 # What one item of a question takes at least, whatever the budget: a row, or a sample's factors.
 LEAST = {
-    "_wide": 300 * 200 * 8, "_many": 500 * 48 * 8, "_table": 400 * 16 * 8, "_long": 80 * 48 * 8,
+    "_wide": 300 * 200 * 8, "_many": 500 * 48 * 8, "_table": 400 * 16 * 8, "_long": 400 * 300 * 8,
     "_conv": 32 * 36 * 8 * 2, "_tied": 60 * 30 * 8,
 }  # fmt: skip
 
@@ -105,12 +105,12 @@ def test_budget(build: Any, question: str) -> None:
     expected = ask(large)
     for a, b in zip(tree_flatten(found)[0], tree_flatten(expected)[0], strict=True):
         close(a, b, 1e-9)
-    allowed = max(BUDGET, LEAST[build.__name__], size)
+    allowed = BUDGET if question == "norms" else max(BUDGET, LEAST[build.__name__], size)
     assert seen.bytes <= allowed, f"{seen.bytes} bytes at once, {allowed} allowed"
 
 
 def test_the_budget_is_felt() -> None:
-    for build in (_long, _wide, _conv):
+    for build in (_long, _conv):
         small, _ = record(build, BUDGET)
         large, _ = record(build, 1 << 30)
         found = []

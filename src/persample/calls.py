@@ -12,9 +12,10 @@ from .backward import ENGINE, run_backward, run_grad
 from .custom import graph_node
 from .enter import entered
 from .layout import CONSTANT, Additive, Constant, Layout, State
-from .marks import EXCLUDED, SELECTED, Derived, Mark, same
+from .marks import EXCLUDED, SELECTED, Derived, Mark, same, version
 from .meeting import meet, not_per_sample
 from .propagate import Operator, collect, propagate
+from .use import Lookup
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -219,6 +220,8 @@ class Calls:
     ) -> Any:  # fmt: skip
         """Parameters and constants only: the result is derived from parameters."""
         derived = SELECTED if any(self.recorder.is_selected(t) for t in owned) else EXCLUDED
+        if operator.name == "embedding" and derived is SELECTED:
+            derived = Derived(True, self._lookup(*args, **kwargs))
         out = func(*args, **kwargs)
         outs: list[Tensor] = []
         collect(args[0] if operator.inplace and args else out, outs)
@@ -230,6 +233,16 @@ class Calls:
                     like = self._memory(operator, tensor, owned[0])
                     self._marks.put(tensor, derived, like)
         return out
+
+    def _lookup(
+        self, weight: Tensor, indices: Tensor, padding_idx: int = -1,
+        scale_grad_by_freq: bool = False, sparse: bool = False,
+    ) -> Lookup | None:  # fmt: skip
+        """The arguments of torch.embedding; None where its gradient is not just rows."""
+        slot = self._slots.get(id(weight))
+        if slot is None or slot.name is None or scale_grad_by_freq:
+            return None
+        return Lookup(slot.name, indices, padding_idx, weight.shape, version(indices))
 
     # ------------------------------------------------------------------ what is known afterwards
 

@@ -24,7 +24,8 @@ from .forms.pullback import Pullback
 from .layout import Layout
 from .lean import Lean
 from .marks import version
-from .rules import RULES, Unsuited, generic
+from .rules import RULES, Forms, OfTable, Unsuited, generic
+from .rules.embedding import as_rows
 from .use import Firing, Operand, Use, comes_back
 
 if TYPE_CHECKING:
@@ -142,6 +143,8 @@ class Ledger:
         for operand, form in zip(use.operands, forms, strict=True):
             if form is None or not operand.wanted:
                 continue
+            if isinstance(form, OfTable):
+                operand, form = self._table(operand), form.rows
             if self.lean is not None:
                 self._ask(self.lean, Entry(use, operand, form, name, None, []))
             else:
@@ -160,6 +163,13 @@ class Ledger:
             for parameter, part in self.attached(entry, set(self.names)):
                 lean.take(parameter, part)
 
+    def _table(self, operand: Operand) -> Operand:
+        """The table behind a look-up, as an operand of its own."""
+        assert operand.lookup is not None
+        name = operand.lookup.name
+        value = self.recorder.parameters.selected[name].detach()
+        return Operand(operand.position, value, name, None, version(value))
+
     def _unscaled(self, grad: Tensor) -> Tensor:
         if grad.requires_grad:
             grad = grad.detach()
@@ -167,7 +177,7 @@ class Ledger:
             return grad
         return grad.to(torch.promote_types(grad.dtype, torch.float32)) * self.factor
 
-    def forms_of(self, use: Use, firing: Firing, n: int) -> tuple[list[Form | None], str]:
+    def forms_of(self, use: Use, firing: Firing, n: int) -> tuple[Forms, str]:
         """One form per operand, and the rule that gave them."""
         rule = self.recorder.rules.get(use.operator) or RULES.get(use.operator)
         if rule is not None and not use.inplace and n:
@@ -254,7 +264,10 @@ class Ledger:
         operand, form = entry.operand, entry.form
         if operand.name is not None:
             return [(operand.name, form)] if operand.name in names else []
-        view = operand.view
+        lookup, view = operand.lookup, operand.view
+        if lookup is not None and version(lookup.index) == lookup.version:
+            if isinstance(form, Dense):
+                return [(lookup.name, as_rows(form, lookup))] if lookup.name in names else []
         if view is not None and tuple(form.shape) == view.size:
             if view.name not in names:
                 return []
@@ -273,6 +286,8 @@ class Ledger:
             return [operand.name]
         if operand.edge is None:
             return []
+        if operand.lookup is not None:
+            return [operand.lookup.name]
         known = self._sources.get(id(operand))
         if known is None:
             selected = self.recorder.parameters.selected
@@ -339,7 +354,7 @@ def _held(firing: Firing | None) -> list[Tensor]:
 
 def _small(form: Form) -> Form:
     """Keep rows instead of factors where they are smaller."""
-    if isinstance(form, (Dense, Replay)):
+    if form.__class__ is Dense or isinstance(form, (Dense, Replay)):
         return form
     if form.n * form.size * wide(form.dtype).itemsize <= form.nbytes():
         return Dense(form.wide_dense())

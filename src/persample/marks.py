@@ -10,15 +10,19 @@ from torch import Tensor
 
 from .errors import Reason, here
 from .layout import Layout, Mixed, State, closed
+from .use import Lookup
 
 
 class Derived:
-    """Computed from parameters only; ``selected`` if one of them is recorded."""
+    """Computed from parameters only; ``selected`` if one of them is recorded.
 
-    __slots__ = ("selected",)
+    ``lookup`` says how, where it was rows of a recorded table, chosen by constants.
+    """
 
-    def __init__(self, selected: bool) -> None:
-        self.selected = selected
+    __slots__ = ("lookup", "selected")
+
+    def __init__(self, selected: bool, lookup: Lookup | None = None) -> None:
+        self.selected, self.lookup = selected, lookup
 
 
 SELECTED, EXCLUDED = Derived(True), Derived(False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +11,12 @@ from .cells import CELLS, cell
 from .errors import Reason, here
 from .layout import CONSTANT, Additive, Constant, Layout, Mixed, State, closed
 from .marks import Derived, same
-from .operands import operands_of
+from .operands import operand_of
 from .propagate import Operator, collect
 from .recurrence import GATES
 from .tap import Tap, hook, source
 from .unroll import request, unroll
-from .use import RandomState, Use, current_autocast, fingerprint, taken_apart
+from .use import Operand, RandomState, Use, current_autocast, fingerprint, taken_apart
 
 if TYPE_CHECKING:
     from .calls import Calls, Coloured, Parties
@@ -40,16 +39,22 @@ def meet(
         if found is not None:
             return found
     leaves, template = taken_apart(args, kwargs)
-    operands = operands_of(recorder, leaves, {id(t) for t in owned})
-    run = list(leaves)
-    taken = []
-    for operand in operands:
-        taken.append(operand.position)
-        if not recorder.native:
-            run[operand.position] = operand.value
-    data = [k for k, v in enumerate(leaves) if isinstance(v, Tensor) and k not in taken]
+    operands: list[Operand] = []
+    data: list[int] = []
+    run, kept, saved = list(leaves), list(leaves), []
+    mine = {id(t) for t in owned}
+    for k, value in enumerate(leaves):
+        if isinstance(value, Tensor):
+            kept[k] = None
+            if id(value) in mine:
+                operand = operand_of(recorder, k, value)
+                operands.append(operand)
+                if not recorder.native:
+                    run[k] = operand.value
+            else:
+                data.append(k)
+                saved.append(value)
     target = leaves[0] if operator.inplace else None
-    saved = [leaves[k] for k in data]
     if target is not None:  # run on a copy, give the target its value and history afterwards
         run[0] = run[0].clone()
         saved = [target.detach().clone() if k == 0 else leaves[k] for k in data]
@@ -62,8 +67,7 @@ def meet(
     states = calls.states(operator, func, call_args, call_kwargs, result, parties)
     layouts = {id(t): s for t, s in parties.coloured}
     use = Use(
-        weakref.ref(recorder.tape), operator.name, func, template,
-        [None if isinstance(v, Tensor) else v for v in leaves], operands, data,
+        recorder.tape_ref, operator.name, func, template, kept, operands, data,
         [_layout(layouts.get(id(run[k]))) for k in data], here(), operator.inplace,
         random if random is not None and random.changed() else None,
         current_autocast(device.type),

@@ -21,6 +21,7 @@ from torch import Tensor
 from .errors import UsageError, describe
 from .forms import Dense, Form, Patches, Pixels, Rows, shares, total, wide
 from .layout import Layout
+from .rules import OfTable
 from .rules.linear import parameter_axes
 from .use import Firing, Use
 
@@ -131,7 +132,8 @@ def pieces(ledger: Ledger, entry: Entry, splits: list[Split | None], n: int) -> 
     """The form of all gᵢₜ of one entry."""
     use, firing = entry.use, entry.firing
     assert firing is not None
-    where = next(k for k, o in enumerate(use.operands) if o is entry.operand)
+    at = entry.operand.position
+    where = next(k for k, o in enumerate(use.operands) if o.position == at)
     first = next(s for s in splits if s is not None)
     if use.operator == "embedding" or use.operator.startswith("conv"):
         forms, _ = ledger.forms_of(use, firing, n)
@@ -146,10 +148,10 @@ def pieces(ledger: Ledger, entry: Entry, splits: list[Split | None], n: int) -> 
     forms, _ = ledger.forms_of(replace(use, out_layouts=layouts), firing, n * first.count)
     form = forms[where]
     assert form is not None
-    return form
+    return form.rows if isinstance(form, OfTable) else form
 
 
-def _taken_apart(form: Form | None, firing: Firing, at: Split, n: int) -> Form | None:
+def _taken_apart(form: Form | OfTable | None, firing: Firing, at: Split, n: int) -> Form | None:
     """Forms that hold their positions already (and what counts within a sample stays so)."""
     grad = firing.grads[0]
     assert grad is not None

@@ -72,7 +72,7 @@ class Recorder:
         self.mode = _Mode(self.calls)
         self.anchor = torch.zeros((), requires_grad=True)
         self._tape: Tape | None = Tape(self)
-        self._tape_ref = weakref.ref(self._tape)
+        self.tape_ref = weakref.ref(self._tape)
         weakref.finalize(self._tape, self.release)
         self._modules: set[int] = set()
         self._eager = contextlib.ExitStack()
@@ -130,7 +130,7 @@ class Recorder:
     @property
     def tape(self) -> Tape:
         """The tape; after the block it lives only as long as its user holds it."""
-        tape = self._tape_ref()
+        tape = self.tape_ref()
         assert tape is not None
         return tape
 

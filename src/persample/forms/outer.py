@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from .cost import Plan, cheapest, scratch, spans
-from .form import Form, real, wide
+from .form import Form, real, squared, wide
 from .sketch import Sketch
 
 
@@ -117,8 +118,8 @@ class Outer(Form):
         found = self._direct()
         if not energy:
             return found, found
-        left, right = self._wide(0, self.n)
-        return found, (left.square().sum(3) * right.square().sum(3)).sum((1, 2))
+        left, right = (torch.linalg.vector_norm(f, dim=3) for f in self._wide(0, self.n))
+        return found, (left * right).square_().sum((1, 2))
 
     def _gram(self) -> tuple[Tensor, Tensor]:
         """Σₜₛ ⟨lₜ, lₛ⟩⟨rₜ, rₛ⟩; its diagonal is the energy."""
@@ -145,7 +146,10 @@ class Outer(Form):
             left, right = (f[0] for f in self._wide(i, i + 1))
             for row in range(0, self.t, side):
                 mine, other = left[:, row : row + side], right[:, row : row + side]
-                energy[i] += (mine.square().sum(2) * other.square().sum(2)).sum()
+                sizes = torch.linalg.vector_norm(mine, dim=2) * torch.linalg.vector_norm(
+                    other, dim=2
+                )
+                energy[i] += sizes.square().sum()
                 for column in range(row, self.t, side):
                     products = torch.matmul(mine, left[:, column : column + side].mT)
                     products *= torch.matmul(other, right[:, column : column + side].mT)
@@ -161,7 +165,7 @@ class Outer(Form):
             left, right = self._wide(first, last)
             for start, stop in spans(a, line * (last - first)):
                 matrix = torch.matmul(left[..., start:stop].transpose(2, 3), right)
-                found[first:last] += matrix.square_().sum((1, 2, 3))
+                found[first:last] += squared(matrix)
         return found
 
     def sq_bounds(self) -> Tensor:
@@ -175,16 +179,13 @@ class Outer(Form):
             return self.sq_norms()
         found, energy = self._norms_and_energy(energy=True)
         a, b = self.left.shape[3], self.right.shape[3]
-        unit = torch.finfo(wide(self.dtype)).eps
-        slack = unit * (4 * (math.sqrt(a) + math.sqrt(b)) * energy + 16 * found)
-        doubtful = slack > 1e-3 * found
-        sizes = found + slack
-        if self.t > 1 and bool(doubtful.any()):
-            which = doubtful.nonzero().flatten()
-            exact = Outer(self.left[which].double(), self.right[which].double(), self.shape)
-            sizes[which] = (exact._direct() * (1 + 1e-6)).to(sizes.dtype)
-        rounding = 8 * unit * (self.t * energy).sqrt() if self.t > 1 else 0
-        return (sizes.sqrt() + rounding).square()
+
+        def exactly(which: Tensor) -> Tensor:
+            return Outer(
+                self.left[which].double(), self.right[which].double(), self.shape
+            )._direct()
+
+        return guarded(found, energy, a, b, self.t, exactly)
 
     def weighted_sum(self, c: Tensor) -> Tensor:
         """(c ∘ left)ᵀ right, one matrix product over all samples and positions."""
@@ -278,6 +279,21 @@ class Outer(Form):
             return super().sum_of_squares()
         left, right = self._wide(0, self.n)
         return torch.mm(left[:, 0, 0].square().T, right[:, 0, 0].square()).view(self.shape)
+
+
+def guarded(
+    found: Tensor, energy: Tensor, a: int, b: int, t: int, exactly: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Norms from products of t positions of lengths a and b, plus what rounding can have hidden."""
+    unit = torch.finfo(found.dtype).eps
+    slack = unit * (4 * (math.sqrt(a) + math.sqrt(b)) * energy + 16 * found)
+    doubtful = slack > 1e-3 * found
+    sizes = found + slack
+    if t > 1 and bool(doubtful.any()):
+        which = doubtful.nonzero().flatten()
+        sizes[which] = (exactly(which) * (1 + 1e-6)).to(sizes.dtype)
+    rounding = 8 * unit * (t * energy).sqrt() if t > 1 else 0
+    return (sizes.sqrt() + rounding).square()
 
 
 def concatenated(forms: list[Outer]) -> Outer:

@@ -10,6 +10,7 @@ from torch import Tensor
 from ..forms import Dense, Form, Part, Rows, wide
 from ..layout import Layout, ids_of
 from ..use import Firing, Operand, Use
+from .embedding import looked_up
 from .rows import Unsuited
 from .table import Forms, rule
 
@@ -125,6 +126,9 @@ def arithmetic(use: Use, firing: Firing, n: int) -> Forms:
     for operand in use.operands:
         first = operand.value is a
         part = _derivative(use.operator, a, b, grad, first, alpha)
+        if operand.lookup is not None and part.shape == operand.value.shape:
+            found.append(looked_up(part, layout, operand, n))
+            continue
         if not operand.value.is_complex() and part.is_complex():
             part = part.real
         if n != 1 and _spread(part, layout, operand):
