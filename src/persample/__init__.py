@@ -22,9 +22,11 @@ from .errors import (
     UsageError,
     VerificationError,
 )
+from .lean import Ahead
 from .tape import Tape
 
 __all__ = [
+    "Ahead",
     "MissedUseError",
     "MixedSamplesError",
     "NonFiniteWarning",

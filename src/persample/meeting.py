@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from .cells import CELLS, cell
 from .errors import Reason, here
 from .layout import CONSTANT, Additive, Constant, Layout, Mixed, State, closed
 from .marks import Derived, same
@@ -28,6 +29,10 @@ def meet(
 ) -> Any:  # fmt: skip
     """One use. The native operator runs on the detached parameter (unless the graph is wanted)."""
     recorder, owned = calls.recorder, parties.owned
+    if operator.name in CELLS and not recorder.native:
+        found = cell(recorder, operator.name, args, kwargs)
+        if found is not None:
+            return found
     if operator.name in GATES and not recorder.native:
         asked = request(operator.name, args, kwargs)
         found = None if asked is None else unroll(recorder, asked)
