@@ -13,9 +13,9 @@ SOURCE = Path(persample.__file__).parent
 ORDER = [
     "errors", "layout", "propagate", "forms", "use", "marks", "parameters", "rules", "tap", "enter",
     "inputs", "explain", "clipping", "queries", "lean", "ledger", "positions", "asked",
-    "products", "moments", "tape", "custom", "loop", "backward", "operands", "cells", "recurrence",
-    "projection", "unroll", "meeting", "calls", "recorder", "entry", "testing", "check", "cli",
-    "__main__",
+    "products", "moments", "tape", "custom", "loop", "backward", "operands", "cells", "lstm",
+    "recurrence", "projection", "unroll", "meeting", "calls", "recorder", "entry", "testing",
+    "check", "cli", "__main__",
 ]  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from .errors import (
     describe,
 )
 from .explain import Measure, measured
-from .forms import Dense, Form, Part, Replay, total, wide, within
+from .forms import Dense, Form, Outer, Part, Replay, sharing, total, wide, within
 from .forms.pullback import Pullback
 from .layout import Layout
 from .lean import Lean
@@ -207,7 +207,9 @@ class Ledger:
             kept = self.lean.sq_bounds if bounds else self.lean.sq_norms
             return {name: kept[name] for name in names if name in kept}
         forms = self.forms(names)
-        return {name: f.sq_bounds() if bounds else f.sq_norms() for name, f in forms.items()}
+        outer = [f for f in forms.values() if isinstance(f, Outer)]
+        with sharing(factor for form in outer for factor in (form.left, form.right)):
+            return {name: f.sq_bounds() if bounds else f.sq_norms() for name, f in forms.items()}
 
     def expect_losses(self, question: str) -> None:
         """Refuse questions that need one loss per sample."""

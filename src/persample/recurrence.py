@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import lstm
+
 GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 Sink = Callable[[Tensor, Tensor], None]
 
@@ -31,6 +33,10 @@ class Steps:
         if reverse:
             self.order.reverse()
         self.sizes = sizes
+
+    def even(self) -> bool:
+        """Whether every step has the same number of rows."""
+        return bool(self.sizes) and self.sizes[0] == self.sizes[-1] > 0
 
     def visited(self) -> list[tuple[int, int]]:
         """First and last row of every step, in the order of the direction."""
@@ -71,8 +77,9 @@ class Recurrence(torch.autograd.Function):
         """Through time; the gate gradients are handed to the sink."""
         before, weight, *kept = ctx.saved_tensors
         run = {"lstm": _lstm_backward, "gru": _gru_backward}.get(ctx.kind, _plain_backward)
-        du, dhidden, dh, dc = run(ctx.kind, ctx.steps, grads, before, weight, kept)
-        ctx.sink(before, dhidden)
+        with torch._C.DisableTorchFunction():
+            du, dhidden, dh, dc = run(ctx.kind, ctx.steps, grads, before, weight, kept)
+            ctx.sink(before, dhidden)
         return None, None, None, None, du, dh, dc, None, None
 
 
@@ -101,6 +108,10 @@ def _lstm(
     assert c0 is not None
     hidden = weight.shape[1]
     gates = u + bias if bias is not None else u.clone()
+    if steps.even():
+        split = gates.view(len(steps.sizes), -1, gates.shape[1])
+        *found, kept = lstm.forward(steps.order, split, h0, c0, weight)
+        return *(t.flatten(0, 1) for t in found[:2]), *found[2:], [t.flatten(0, 1) for t in kept]
     outputs, before = u.new_empty(u.shape[0], hidden), u.new_empty(u.shape[0], hidden)
     cells, squashed = torch.empty_like(outputs), torch.empty_like(outputs)
     h, c, turned = h0.clone(), c0.clone(), weight.t()
@@ -124,6 +135,12 @@ def _lstm(
 def _lstm_backward(
     kind: str, steps: Steps, grads: tuple[Tensor, ...], before: Tensor, weight: Tensor, kept: Any
 ) -> Any:
+    if steps.even():
+        t = len(steps.sizes)
+        gates, cells, squashed = (k.view(t, -1, k.shape[1]) for k in kept)
+        given = (grads[0].reshape(t, -1, grads[0].shape[1]), *grads[1:])
+        delta, dh, dc = lstm.backward(steps.order, given, weight, (gates, cells, squashed))
+        return delta.flatten(0, 1), delta.flatten(0, 1), dh, dc
     gates, cells, squashed = kept
     hidden = weight.shape[1]
     i, f, n, o = gates.split(hidden, 1)

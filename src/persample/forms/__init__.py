@@ -10,6 +10,7 @@ from .pixels import Pixels
 from .replay import Replay
 from .rows import Rows
 from .shares import shares
+from .sharing import sharing
 from .sketch import Sketch
 from .total import Total, total
 
@@ -31,6 +32,7 @@ __all__ = [
     "real",
     "scratch",
     "shares",
+    "sharing",
     "spans",
     "total",
     "wide",

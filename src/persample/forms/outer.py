@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .cost import Plan, cheapest, scratch, spans
 from .form import Form, real, squared, wide
+from .sharing import products
 from .sketch import Sketch
 
 
@@ -130,10 +131,9 @@ class Outer(Form):
             return self._gram_by_blocks()
         for first, last in spans(self.n, item, 4 << 20):  # in cache
             left, right = self._wide(first, last)
-            products = torch.matmul(left, left.mT)
-            products *= torch.matmul(right, right.mT)
-            found[first:last] = products.sum((1, 2, 3))
-            energy[first:last] = products.diagonal(dim1=2, dim2=3).sum((1, 2))
+            both = products(self.left, left, first, last) * products(self.right, right, first, last)
+            found[first:last] = both.sum((1, 2, 3))
+            energy[first:last] = both.diagonal(dim1=2, dim2=3).sum((1, 2))
         return found.clamp_(min=0), energy
 
     def _gram_by_blocks(self) -> tuple[Tensor, Tensor]:
