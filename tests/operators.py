@@ -248,9 +248,7 @@ def attack(op: Any) -> Counter[str]:
         for k, sample in enumerate(op.sample_inputs("cpu", torch.float64)):
             if k >= SAMPLES_PER_ENTRY:
                 break
-            # frequencies count within one sample by definition, in the batch for torch
-            if not sample.kwargs.get("scale_grad_by_freq"):
-                samples.append(sample)
+            samples.append(sample)
     except Exception:
         return verdicts
     for sample in samples:

@@ -17,7 +17,7 @@ NAN, INF = float("nan"), float("inf")
 def tape_of(model: nn.Module, width: int = 4, **options: Any) -> persample.Tape:
     x = torch.randn(3, 5, width, generator=torch.Generator().manual_seed(0))
     with persample.record(model, **options) as tape:
-        tape.backward(model(x).square().sum((1, 2)))
+        tape.backward(model(x).square().sum((1, 2)), retain_graph=True)
     return tape
 
 
