@@ -51,6 +51,7 @@ class Ledger:
         self.recorder = recorder
         self.entries: list[Entry] = []
         self._receiving = self._muted = False
+        self.strict = False  # whether a backward pass from elsewhere raises at once
         self.factor = 1.0
         self.retain = True
         self.trouble: PersampleError | None = None
@@ -111,6 +112,13 @@ class Ledger:
                     "a backward pass that persample did not start reached the recorded model",
                     why="its root is unknown, so nothing proves whose loss was back-propagated",
                     fix="call tape.backward(losses)",
+                )
+            if self.strict and not self.muted:
+                raise UsageError(
+                    "a backward pass reached the recorded module past its outputs",
+                    where=describe(use.place),
+                    why="a tensor from inside it (kept by a hook or an attribute) is in the loss",
+                    fix="return that tensor from forward()",
                 )
             return
         for reason, grad in zip(use.refused, grads, strict=True):
