@@ -166,9 +166,9 @@ class Inputs:
         for k, value in enumerate(args):
             name = names[k] if k < len(names) else str(k)
             if k not in self.names:
-                walk(name, value, found)
+                walk(name, _opened(value), found)
         for name, value in kwargs.items():
-            walk(name, value, found)
+            walk(name, _opened(value), found)
         fresh = [(path, value) for path, value in found if self._fresh(value)]
         if self.recorder.n is None:
             self.recorder.n = self._infer(fresh)
@@ -244,6 +244,15 @@ def _argument_names(module: nn.Module) -> list[str]:
         return list(inspect.signature(module.forward).parameters)
     except (TypeError, ValueError):
         return []
+
+
+def _opened(value: Any) -> Any:
+    """The attributes of a batch that is an object of the caller's own class."""
+    if isinstance(value, (Tensor, nn.Module, Mapping, list, tuple)) or callable(value):
+        return value
+    if dataclasses.is_dataclass(value) or not hasattr(value, "__dict__"):
+        return value
+    return dict(vars(value))
 
 
 def _packed_ids(packed: PackedSequence) -> Tensor:
