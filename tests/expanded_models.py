@@ -27,7 +27,9 @@ def case(build: Callable[[], Case]) -> Callable[[], Case]:
 
 @case
 def embedding_padding() -> Case:
-    return nn.Embedding(6, 3, padding_idx=2), (torch.tensor([[2, 1], [2, 2], [0, 2], [5, 4]]),)
+    net = nn.Embedding(6, 3, padding_idx=2)
+    nn.init.normal_(net.weight)  # else the row is zero, and so is the gradient of its square
+    return net, (torch.tensor([[2, 1], [2, 2], [0, 2], [5, 4]]),)
 
 
 @case
