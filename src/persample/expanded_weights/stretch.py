@@ -60,11 +60,12 @@ class Stretch:
                 "Trying to backward through the graph a second time; call the first backward with "
                 "retain_graph=True"
             )
+        self.tape._ledger.retain = keep
         roots, seeds = [self.outputs[k] for k, _ in pairs], [g for _, g in pairs]
         try:
             if wanted:
                 self._expect(k for k, _ in pairs)
-                self._into_grad_sample(lambda: _backward(roots, seeds, keep), keep)
+                self._into_grad_sample(lambda: _backward(roots, seeds, keep))
             elif self.inputs:
                 self._silently(lambda: _backward(roots, seeds, keep, inputs=self.inputs))
             return [x.grad for x in self.inputs]
@@ -75,14 +76,13 @@ class Stretch:
                 self.outputs, self.states = [], []
                 self.tape.close()
 
-    def _into_grad_sample(self, run: Callable[[], None], keep: bool) -> None:
+    def _into_grad_sample(self, run: Callable[[], None]) -> None:
         recorder, ledger = self.tape._open(), self.tape._ledger
         selected = recorder.parameters.selected
         expect_no_hooks(recorder)
         self._expect_current(selected)
         before = {name: getattr(p, "grad_sample", None) for name, p in selected.items()}
         ledger.lean = written = Written(selected)
-        ledger.retain = keep
         recorder.inputs.storages.clear()  # rows are written at once: nothing can change meanwhile
         try:
             with receiving(recorder, 1.0):
