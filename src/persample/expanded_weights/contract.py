@@ -91,54 +91,49 @@ def is_batch_first(expanded_args_and_kwargs: Iterable[Any]) -> bool | None:
 
 def expect_batch(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Refuse a first argument that does not hold the batch its expanded weights were made for."""
-    name = getattr(func, "__name__", repr(func))
     data = args[0] if args else next(iter(kwargs.values()), None)
-    where = f"{name}, {describe(here())}"
+    what = why = ""
+    fix = "pass the data first"
     if isinstance(data, ExpandedWeight):
-        raise UsageError(
-            "Expanded Weights do not support inputs that are also ExpandedWeights.",
-            where=where,
-            why="the first argument holds the samples; a weight holds none",
-            fix="pass the data first",
-        )
-    if not isinstance(data, Tensor):
-        raise UsageError(
-            "Expanded Weights requires a Tensor as the first input to get the batch dimension, "
-            f"got {type(data).__name__}",
-            where=where,
-            fix="pass the data first",
-        )
-    if data.dim() == 0:
-        raise UsageError(
-            "Expanded Weights requires a batch dimension but got an input of size 0",
-            where=where,
-            why="a tensor without axes holds no samples",
-            fix="add an axis: x.unsqueeze(0)",
-        )
-    if data.shape[0] == 0:
-        raise UsageError(
-            "0 is not a valid batch size for Expanded Weights",
-            where=f"{where}: input of shape {tuple(data.shape)}",
-            fix="call_for_per_sample_grads takes empty batches",
-        )
+        what = "Expanded Weights do not support inputs that are also ExpandedWeights."
+        why = "the first argument holds the samples; a weight holds none"
+    elif not isinstance(data, Tensor):
+        what = "Expanded Weights requires a Tensor as the first input to get the batch dimension"
+        why = f"the first argument is of type {type(data).__name__}"
+    elif data.dim() == 0:
+        what = "Expanded Weights requires a batch dimension but got an input of size 0"
+        why = "a tensor without axes holds no samples"
+        fix = "add an axis: x.unsqueeze(0)"
+    elif data.shape[0] == 0:
+        what = "0 is not a valid batch size for Expanded Weights"
+        why = f"the input has shape {tuple(data.shape)}"
+        fix = "call_for_per_sample_grads takes empty batches"
+    if what:
+        raise UsageError(what, where=_place(func), why=why, fix=fix)
+    assert isinstance(data, Tensor)
     for weight in (*args, *kwargs.values()):
         if isinstance(weight, ExpandedWeight):
-            _expect_size(data, weight, where)
+            axis = 0 if weight.batch_first else 1
+            size = data.shape[axis] if axis < data.dim() else 0
+            smaller = weight.allow_smaller_batches and size < weight.batch_size
+            if size != weight.batch_size and not smaller:
+                raise other_size(func, data, size, weight)
 
 
-def _expect_size(data: Tensor, weight: ExpandedWeight, where: str) -> None:
-    axis = 0 if weight.batch_first else 1
-    size = data.shape[axis] if axis < data.dim() else 0
-    if size == weight.batch_size or (weight.allow_smaller_batches and size < weight.batch_size):
-        return
-    raise UsageError(
+def other_size(func: Any, data: Tensor, size: int, weight: ExpandedWeight) -> UsageError:
+    """The error for a batch that the expanded weight was not made for."""
+    return UsageError(
         "Expected ExpandedWeights to have batch size matching input but got input batch size of "
         f"{size} with ExpandedWeight of batch size {weight.batch_size}",
-        where=where,
-        why=f"axis {axis} of an input {tuple(data.shape)} must hold the samples that these "
-        "Expanded Weights were made for",
+        where=_place(func),
+        why=f"an input of shape {tuple(data.shape)} must hold the samples that these Expanded "
+        "Weights were made for",
         fix="make them for this batch; set_batch_first, set_allow_smaller_batches",
     )
+
+
+def _place(func: Any) -> str:
+    return f"{getattr(func, '__name__', repr(func))}, {describe(here())}"
 
 
 def mixture(tensor: Tensor) -> UsageError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -38,15 +38,15 @@ def call_for_per_sample_grads(
     torch.Size([4, 2, 3])
     """
     _expect(module, batch_size, loss_reduction)
-    _expect_cleared(module)
+    known = dict(module.named_parameters())
+    _expect_cleared(known)
     dim = 0 if batch_first else 1
 
     @functools.wraps(module.forward)
     def call(*args: Any, **kwargs: Any) -> Any:
         n = _inferred(module, args, kwargs, dim) if batch_size is None else batch_size
-        if not torch.is_grad_enabled() or not any(p.requires_grad for p in module.parameters()):
+        if not torch.is_grad_enabled() or not _expect_cleared(known):
             return module(*args, **kwargs)
-        _expect_cleared(module)
         return run(module, args, kwargs, Batch(n, dim, loss_reduction))
 
     return call
@@ -80,21 +80,26 @@ def _expect(module: Any, batch_size: Any, loss_reduction: Any) -> None:
         )
 
 
-def _expect_cleared(module: nn.Module) -> None:
-    for name, parameter in module.named_parameters():
+def _expect_cleared(parameters: dict[str, nn.Parameter]) -> bool:
+    """Refuse rows of an earlier batch; whether any parameter is trainable."""
+    trainable = False
+    for name, parameter in parameters.items():
         if getattr(parameter, "grad_sample", None) is not None:
             raise multiple_calls(name)
+        trainable = trainable or parameter.requires_grad
+    return trainable
 
 
 def _inferred(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dim: int) -> int:
     """The size of axis ``dim``, on which all tensor leaves must agree."""
-    leaves = tree_leaves((args, kwargs), is_leaf=lambda v: isinstance(v, PackedSequence))
+    leaves: Sequence[Any] = args
+    if kwargs or not all(isinstance(v, Tensor) for v in args):
+        leaves = tree_leaves((args, kwargs), is_leaf=lambda v: isinstance(v, PackedSequence))
     sizes = [size for leaf in leaves if (size := _size(leaf, dim)) is not None]
-    where = f"{type(module).__name__}, {describe(here())}"
     if not sizes:
         raise UsageError(
             "ExpandedWeights cannot compute the batch size from the inputs",
-            where=where,
+            where=_place(module),
             why=f"no argument is a tensor with an axis {dim}",
             fix="call_for_per_sample_grads(module, batch_size=n)",
         )
@@ -103,12 +108,17 @@ def _inferred(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], 
         raise UsageError(
             f"Expanded Weights found at least one input with batch size {sizes[0]} and one with "
             f"batch size {odd}",
-            where=where,
+            where=_place(module),
             why=f"axis {dim} of every tensor is taken to hold the samples",
             fix="batch_size=n, if some arguments hold no samples (masks, position ids)",
         )
-    _expect_hidden(args, kwargs, sizes[0], dim, where)
+    if leaves is not args:
+        _expect_hidden(module, (args, kwargs), sizes[0], dim)
     return sizes[0]
+
+
+def _place(module: nn.Module) -> str:
+    return f"{type(module).__name__}, {describe(here())}"
 
 
 def _size(leaf: Any, dim: int) -> int | None:
@@ -117,17 +127,17 @@ def _size(leaf: Any, dim: int) -> int | None:
     return leaf.shape[dim] if isinstance(leaf, Tensor) and leaf.dim() > dim else None
 
 
-def _expect_hidden(args: Any, kwargs: Any, n: int, dim: int, where: str) -> None:
+def _expect_hidden(module: nn.Module, arguments: Any, n: int, dim: int) -> None:
     """Tensors in dataclasses do not tell the batch size, but must not contradict it."""
     found: list[tuple[str, Any]] = []
-    walk("arguments", (args, kwargs), found)
+    walk("arguments", arguments, found)
     for path, leaf in found:
         size = _size(leaf, dim)
         if size is not None and size != n:
             raise UsageError(
                 f"Expected ExpandedWeights to have batch size matching input but got input batch "
                 f"size of {size} with ExpandedWeight of batch size {n}",
-                where=f"{path} of {where}",
+                where=f"{path} of {_place(module)}",
                 why="the batch size was taken from the arguments that are plain tensors",
                 fix="call_for_per_sample_grads(module, batch_size=n)",
             )

@@ -12,13 +12,12 @@ from torch.nn.utils.rnn import PackedSequence
 
 from ..errors import UsageError, describe, here
 from ..use import taken_apart
-from .contract import expect_batch, is_batch_first, mixture, standard_kwargs
+from .contract import expect_batch, is_batch_first, mixture, other_size, standard_kwargs
 from .own import BUILT_IN
 from .stretch import Batch, run
 from .weight import ExpandedWeight, implements_per_sample_grads
 
 _CONVOLUTIONS = {F.conv1d: 3, F.conv2d: 4, F.conv3d: 5}
-_RECURRENT = (torch.rnn_tanh, torch.rnn_relu, torch.gru, torch.lstm)
 
 
 class Call(nn.Module):
@@ -108,12 +107,7 @@ class Recurrent:
         size = int(args[1][0]) if packed else args[0].shape[axis]
         for weight in weights:
             if isinstance(weight, ExpandedWeight) and weight.batch_size != size:
-                raise UsageError(
-                    "Expected ExpandedWeights to have batch size matching input but got input "
-                    f"batch size of {size} with ExpandedWeight of batch size {weight.batch_size}",
-                    where=f"{function.__name__}, {describe(here())}",
-                    fix="make the Expanded Weights for this batch",
-                )
+                raise other_size(function, args[0], size, weight)
             if not isinstance(weight, ExpandedWeight) and weight.requires_grad:
                 raise mixture(weight)
         return _recorded(Call(function, args, {}), weights, axis, first=data)
