@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from ..backward import expect_no_hooks, receiving
 from ..enter import entered
@@ -40,12 +41,12 @@ class Batch:
 
 @dataclass
 class Stretch:
-    """What the caller's graph refers to."""
+    """What the caller's graph refers to: places in the graph, not the outputs' memory."""
 
     tape: Tape
     batch: Batch
     inputs: list[Tensor]
-    outputs: list[Tensor]
+    outputs: list[GradientEdge]
     states: list[Any]
     shared: bool
     versions: dict[str, int] = field(default_factory=dict)
@@ -152,11 +153,13 @@ class Node(torch.autograd.Function):
     """A stretch as one node of the caller's graph."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, stretch: Stretch, *inputs: Tensor) -> Any:
+    def forward(
+        ctx: Any, anchor: Tensor, stretch: Stretch, outputs: list[Tensor], *inputs: Tensor
+    ) -> Any:
         """The stretch's outputs, which have been computed already."""
         ctx.stretch = stretch
         ctx.set_materialize_grads(False)
-        return tuple(out.detach() for out in stretch.outputs)
+        return tuple(out.detach() for out in outputs)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
@@ -169,10 +172,10 @@ class Node(torch.autograd.Function):
                 fix='persample.record(..., unproven="loop") follows it',
             )
         if all(g is None for g in grads):
-            return (None,) * (2 + len(ctx.stretch.inputs))
+            return (None,) * (3 + len(ctx.stretch.inputs))
         # the anchor is a leaf, so that it is reached exactly where parameters would be
         wanted = torch._C._will_engine_execute_node(ctx.next_functions[0][0])
-        return None, None, *ctx.stretch.backward(grads, wanted=wanted)
+        return None, None, None, *ctx.stretch.backward(grads, wanted=wanted)
 
 
 def run(
@@ -218,10 +221,11 @@ def run(
     if not outputs:
         return result
     selected = recorder.parameters.selected
-    stretch = Stretch(tape, batch, inner, outputs, states, shared)
+    edges = [get_gradient_edge(out) for out in outputs]
+    stretch = Stretch(tape, batch, inner, edges, states, shared)
     stretch.versions = {name: version(p) for name, p in selected.items()}
     anchor = torch.zeros((), requires_grad=True)
-    seen = Node.apply(anchor, stretch, *outer)
+    seen = Node.apply(anchor, stretch, outputs, *outer)
     return mapped(
         result, lambda t: next((s for o, s in zip(outputs, seen, strict=True) if o is t), t)
     )
