@@ -22,7 +22,7 @@ from .explain import Measure, measured
 from .forms import Dense, Form, Outer, Part, Replay, sharing, total, wide, within
 from .forms.pullback import Pullback
 from .layout import Layout
-from .lean import Lean
+from .lean import Lean, Visitor
 from .marks import version
 from .rules import RULES, Forms, OfTable, Unsuited, generic
 from .rules.embedding import as_rows
@@ -51,6 +51,7 @@ class Ledger:
         self.recorder = recorder
         self.entries: list[Entry] = []
         self._receiving = self._muted = False
+        self.sink: Visitor | None = None  # takes every use's form; nothing is kept
         self.strict = False  # whether a backward pass from elsewhere raises at once
         self.factor = 1.0
         self.retain = True
@@ -153,7 +154,12 @@ class Ledger:
                 continue
             if isinstance(form, OfTable):
                 operand, form = self._table(operand), form.rows
-            if self.lean is not None:
+            if self.sink is not None:
+                for parameter, part in self.attached(
+                    Entry(use, operand, form, name, None, []), set(self.names)
+                ):
+                    self.sink(parameter, part)
+            elif self.lean is not None:
                 self._ask(self.lean, Entry(use, operand, form, name, None, []))
             else:
                 form = _small(form)

@@ -83,7 +83,7 @@ class Stretch:
         expect_no_hooks(recorder)
         self._expect_current(selected)
         before = {name: getattr(p, "grad_sample", None) for name, p in selected.items()}
-        ledger.lean = written = Written(selected)
+        ledger.sink = written = Written(selected)
         recorder.inputs.storages.clear()  # rows are written at once: nothing can change meanwhile
         try:
             with receiving(recorder, 1.0):

@@ -7,18 +7,16 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from ..forms import Form, wide
-from ..lean import Lean
 
 
-class Written(Lean):
+class Written:
     """Rows of every parameter, written out as soon as a use fires; factors are let go."""
 
     def __init__(self, selected: Mapping[str, Tensor]) -> None:
-        super().__init__()
         self.selected = selected
         self.rows: dict[str, Tensor] = {}
 
-    def take(self, name: str, form: Form) -> None:
+    def __call__(self, name: str, form: Form) -> None:
         """Add a use's rows."""
         known = self.rows.get(name)
         if known is None:
