@@ -36,6 +36,8 @@ zoo: $(VENV)/.installed
 bench: $(VENV)/.installed
 	MALLOC_TRIM_THRESHOLD_=100000000000 MALLOC_MMAP_THRESHOLD_=100000000000 \
 		$(BIN)/python -m benchmarks --out benchmarks/results/ratios.json
+	MALLOC_TRIM_THRESHOLD_=100000000000 MALLOC_MMAP_THRESHOLD_=100000000000 \
+		$(BIN)/python -m benchmarks.expanded_weights --out benchmarks/results/expanded_weights.json
 
 clean:
 	rm -rf $(VENV) build dist

@@ -15,7 +15,7 @@ ORDER = [
     "inputs", "explain", "clipping", "queries", "lean", "ledger", "positions", "asked",
     "products", "moments", "tape", "custom", "loop", "backward", "operands", "cells", "lstm",
     "recurrence", "projection", "unroll", "meeting", "calls", "recorder", "entry", "testing",
-    "check", "cli", "__main__",
+    "check", "expanded_weights", "cli", "__main__",
 ]  # fmt: skip
 
 

@@ -48,14 +48,19 @@ def tape_backward(
                 fix="compute them inside the block with gradients enabled",
             )
         seed = torch.full_like(losses, factor)
-        hooked = [n for n, p in recorder.parameters.selected.items() if p._backward_hooks]
-        if hooked:
-            raise UsageError(
-                f"the parameter {hooked[0]!r} has a gradient hook",
-                why="per-sample gradients do not pass through it",
-                fix="remove the hook and apply it to the answer",
-            )
+        expect_no_hooks(recorder)
     _checked(recorder, losses, seed, factor, retain_graph)
+
+
+def expect_no_hooks(recorder: Recorder) -> None:
+    """Refuse gradient hooks on parameters: there is no ordinary gradient to run them on."""
+    hooked = [n for n, p in recorder.parameters.selected.items() if p._backward_hooks]
+    if hooked:
+        raise UsageError(
+            f"the parameter {hooked[0]!r} has a gradient hook",
+            why="per-sample gradients do not pass through it",
+            fix="remove the hook and apply it to the answer",
+        )
 
 
 def _checked(

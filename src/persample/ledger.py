@@ -22,7 +22,7 @@ from .explain import Measure, measured
 from .forms import Dense, Form, Outer, Part, Replay, sharing, total, wide, within
 from .forms.pullback import Pullback
 from .layout import Layout
-from .lean import Lean
+from .lean import Lean, Visitor
 from .marks import version
 from .rules import RULES, Forms, OfTable, Unsuited, generic
 from .rules.embedding import as_rows
@@ -51,6 +51,8 @@ class Ledger:
         self.recorder = recorder
         self.entries: list[Entry] = []
         self._receiving = self._muted = False
+        self.sink: Visitor | None = None  # takes every use's form; nothing is kept
+        self.strict = False  # whether a backward pass from elsewhere raises at once
         self.factor = 1.0
         self.retain = True
         self.trouble: PersampleError | None = None
@@ -112,6 +114,13 @@ class Ledger:
                     why="its root is unknown, so nothing proves whose loss was back-propagated",
                     fix="call tape.backward(losses)",
                 )
+            if self.strict and not self.muted:
+                raise UsageError(
+                    "a backward pass reached the recorded module past its outputs",
+                    where=describe(use.place),
+                    why="a tensor from inside it (kept by a hook or an attribute) is in the loss",
+                    fix="return that tensor from forward()",
+                )
             return
         for reason, grad in zip(use.refused, grads, strict=True):
             if reason is not None and grad is not None:
@@ -145,7 +154,12 @@ class Ledger:
                 continue
             if isinstance(form, OfTable):
                 operand, form = self._table(operand), form.rows
-            if self.lean is not None:
+            if self.sink is not None:
+                for parameter, part in self.attached(
+                    Entry(use, operand, form, name, None, []), set(self.names)
+                ):
+                    self.sink(parameter, part)
+            elif self.lean is not None:
                 self._ask(self.lean, Entry(use, operand, form, name, None, []))
             else:
                 form = _small(form)

@@ -123,7 +123,10 @@ def _tap(
             layout = state if isinstance(state, Layout) else closed(0)
             use.add(k, layout, state.reason if isinstance(state, Mixed) else None, out.shape)
     if use.results and wanted:
-        dirty = operator.fresh and len(outs) == 1 and outs[0]._base is None
+        dirty = operator.fresh and len(outs) == 1
+        if dirty and outs[0]._base is not None:  # a view of a result that nobody else sees
+            dirty = not outs[0].requires_grad
+            outs[0] = outs[0].detach() if dirty else outs[0]
         picked = [outs[k] for k in use.results]
         use.fingerprint = fingerprint(saved)
         recorder.tape._ledger.expect(use)
