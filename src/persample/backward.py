@@ -87,7 +87,8 @@ def _checked(
     trouble = ledger.trouble
     if trouble is None:
         if ledger.lean is not None:
-            ledger.lean.finish()
+            with torch._C.DisableTorchFunction(), torch.no_grad():
+                ledger.lean.finish()
             ledger.lean.losses.append((losses, seed, factor))
         ledger.backwards += 1
         ledger.scalar = ledger.scalar or scalar

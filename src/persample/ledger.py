@@ -55,7 +55,6 @@ class Ledger:
         self.coupled: Reason | None = None
         self.looped: dict[str, Tensor] | None = None
         self.lean: Lean | None = Lean() if recorder.lean else None
-        self._sources: dict[int, list[str]] = {}
         self._cache: dict[str, Form] = {}
 
     def clear(self) -> None:
@@ -251,17 +250,15 @@ class Ledger:
             return [operand.name]
         if operand.edge is None:
             return []
-        known = self._sources.get(id(operand))
-        if known is None:
+        if operand.sources is None:
             selected = self.recorder.parameters.selected
             with torch._C.DisableTorchFunction():
                 found = torch.autograd.grad(
                     operand.edge, list(selected.values()), torch.zeros_like(operand.value),
                     retain_graph=True, allow_unused=True,
                 )  # fmt: skip
-            known = [n for n, f in zip(selected, found, strict=True) if f is not None]
-            self._sources[id(operand)] = known
-        return known
+            operand.sources = [n for n, f in zip(selected, found, strict=True) if f is not None]
+        return operand.sources
 
     def ready(self) -> None:
         """Refuse to answer from a recording that is not complete, or no longer true."""

@@ -44,6 +44,7 @@ class Operand:
     version: int = 0
     view: View | None = None
     expanded: tuple[int, ...] = ()
+    sources: list[str] | None = None  # parameters behind it, once known
 
     @property
     def wanted(self) -> bool:
