@@ -133,6 +133,8 @@ class Inputs:
             return
         self._inside = module.register_forward_hook(self._after, always_call=True)
         with torch._C.DisableTorchFunction():
+            if self.recorder.spread is not None:
+                self.recorder.spread.notice()
             self._take(module, args, kwargs)
 
     def _after(self, module: nn.Module, args: Any, out: Any) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from .distributed import freed
 from .errors import (
     MissedUseError,
     MixedSamplesError,
@@ -126,17 +127,40 @@ class Ledger:
                     return
             forms, name = self._forms_of(use, firing)
             for operand, form in zip(use.operands, forms, strict=True):
-                if form is None or not operand.wanted:
-                    continue
-                if self.lean is not None:
-                    entry = Entry(use, operand, form, name, [])
-                    for parameter, part in self._attached(entry, set(self.names)):
-                        self.lean.take(parameter, part)
-                else:
-                    form = _small(form)
-                    seen = [(t, version(t)) for t in form.tensors()]
-                    self.entries.append(Entry(use, operand, form, name, seen))
+                if form is not None and operand.wanted:
+                    for entry in self._written_out(Entry(use, operand, form, name, [])):
+                        self._keep(entry)
         self._cache.clear()
+
+    def _keep(self, entry: Entry) -> None:
+        if self.lean is not None:
+            for parameter, part in self._attached(entry, set(self.names)):
+                self.lean.take(parameter, part)
+            return
+        entry.form = _small(entry.form)
+        entry.versions = [(t, version(t)) for t in entry.form.tensors()]
+        self.entries.append(entry)
+
+    def _written_out(self, entry: Entry) -> list[Entry]:
+        """Sharded parameters lose their memory after backward: compute what needs it at once."""
+        spread = self.recorder.spread
+        if spread is None or not spread.sharded:
+            return [entry]
+        selected = self.recorder.parameters.selected
+        needed = self.sources(entry.operand)
+        if any(freed(selected[name]) for name in needed):
+            self.trouble = self.trouble or _gone(entry.use)
+            return []
+        if isinstance(entry.form, Replay):
+            entry.form = Dense(entry.form.wide_dense())
+        found = []
+        for name, form in self._attached(entry, set(needed)):
+            if isinstance(form, Pullback):
+                form = Dense(form.wide_dense())
+            value = selected[name].detach()
+            operand = Operand(entry.operand.position, value, name, None, version(value))
+            found.append(Entry(entry.use, operand, form, entry.rule, []))
+        return found
 
     def _own(self, tensor: Tensor) -> Tensor:
         """A copy of what lies in the caller's own input buffers: they may be refilled unseen."""
@@ -165,6 +189,10 @@ class Ledger:
 
     def expect(self, use: Use) -> None:
         """A use was recorded in forward."""
+        spread = self.recorder.spread
+        if spread is not None and spread.sharded:
+            for operand in use.operands:
+                self.sources(operand)  # while the memory of parameters is there
         if self.lean is not None and not self.recorder.busy:
             for operand in use.operands:
                 self.lean.expect(self.sources(operand))
@@ -299,6 +327,15 @@ def unowned(layout: Layout, grad: Tensor) -> bool:
         return False
     nobody = layout.ids < 0
     return bool(nobody.any()) and bool((grad * nobody).ne(0).any())
+
+
+def _gone(use: Use) -> UsageError:
+    return UsageError(
+        f"{use.operator} used a tensor computed from parameters of another sharded module",
+        where=describe(use.place),
+        why="fully_shard has freed their memory when its gradient arrives",
+        fix="compute it in the module that uses it, or shard both as one group",
+    )
 
 
 def _nobodys(use: Use) -> MissedUseError:

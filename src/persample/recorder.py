@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from .backward import ENGINE, run_backward, run_grad, tape_backward, weighted_backward
 from .custom import CustomFunctions, graph_node
+from .distributed import spread
 from .enter import entered
 from .errors import Reason, UsageError, here
 from .inputs import Inputs
@@ -86,6 +87,7 @@ class Recorder:
         self.loop = unproven == "loop"
         self.native = verify or self.loop
         self.parameters = Parameters(model, params)
+        self.spread = spread(model)
         self.inputs = Inputs(self, dim=dim, constants=constants, sample_ids=sample_ids)
         self.rules = {find(f).name: rule for f, rule in (rules or {}).items()}
         self.custom = CustomFunctions(self)
@@ -125,6 +127,9 @@ class Recorder:
                 "this model is being recorded already",
                 fix="leave the first block, or record the parts separately",
             )
+        if self.spread is not None:
+            self.spread.check(self.parameters.selected.values(), loop=self.loop)
+            self.parameters.homes = list(self.spread.homes().values())
         self.entered = True
         self._modules = modules
         _OPEN.append(modules)
