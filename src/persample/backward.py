@@ -45,14 +45,19 @@ def tape_backward(
                 why="they were computed under no_grad, or from constants only",
                 fix="compute them inside the block with gradients enabled",
             )
-        seed = torch.full_like(losses, factor)
-        hooked = [n for n, p in recorder.parameters.selected.items() if p._backward_hooks]
-        if hooked:
+        if losses.is_floating_point() and factor > torch.finfo(losses.dtype).max:
             raise UsageError(
-                f"the parameter {hooked[0]!r} has a gradient hook",
-                why="per-sample gradients do not pass through it",
-                fix="remove the hook and apply it to the answer",
+                f"scale = {factor:g} is not a number of the losses' {losses.dtype}",
+                fix="compute the losses in float32 (autocast does), or take a smaller scale",
             )
+        seed = torch.full_like(losses, factor)
+        for name, parameter in recorder.parameters.selected.items():
+            if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+                raise UsageError(
+                    f"the parameter {name!r} has a gradient hook",
+                    why="per-sample gradients do not pass through it",
+                    fix="remove the hook and apply it to the answer",
+                )
     _checked(recorder, losses, seed, factor, retain_graph)
 
 
@@ -152,6 +157,7 @@ def receiving(recorder: Recorder, factor: float) -> Iterator[None]:
             if grad is not None:
                 leaf.grad = None
     ledger.receiving, ledger.factor = True, 1.0 / factor
+    recorder.marks.memories = []
     mark = len(ledger.entries)
     done = False
     escaped: list[Tensor] = []
@@ -162,6 +168,7 @@ def receiving(recorder: Recorder, factor: float) -> Iterator[None]:
         done = ledger.trouble is None
     finally:
         ledger.receiving = False
+        recorder.marks.memories = None
         with torch._C.DisableTorchFunction():
             for leaf, grad in zip(leaves, before, strict=True):
                 if leaf.grad is not None:
@@ -173,7 +180,8 @@ def receiving(recorder: Recorder, factor: float) -> Iterator[None]:
             ledger.rollback(mark)
     if escaped and ledger.trouble is None:
         names = {id(t): name for name, t in recorder.model.named_parameters()}
-        ledger.trouble = _missed([names.get(id(leaf), "?") for leaf in escaped])
+        found = [names.get(id(leaf), "?") for leaf in escaped]
+        ledger.trouble = _missed(found, reentrant=recorder.custom.reentrant)
 
 
 def run_backward(
@@ -293,10 +301,10 @@ def _expect_rows(losses: Tensor, layout: Layout, n: int) -> None:
         raise MixedSamplesError("some losses belong to no sample", fix="drop them first")
 
 
-def _missed(names: Sequence[str]) -> MissedUseError:
+def _missed(names: Sequence[str], *, reentrant: bool) -> MissedUseError:
     return MissedUseError(
         "a parameter was used where the recorder could not see it: " + ", ".join(names[:4]),
         why="autograd computed an ordinary gradient for it (a scripted module, a custom "
         "autograd.Function, another thread, a graph built before the block)",
-        fix=_LOOP,
+        fix="checkpoint(..., use_reentrant=False) everywhere" if reentrant else _LOOP,
     )
