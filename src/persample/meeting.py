@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from .errors import Reason, here
@@ -125,8 +126,11 @@ def _tap(
             use.out_layouts.append(state if isinstance(state, Layout) else closed(0))
             use.refused.append(state.reason if isinstance(state, Mixed) else None)
             use.out_shapes.append(out.shape)
+            use.out_dtypes.append(out.dtype)
     if use.results and any(o.wanted for o in use.operands):
         dirty = operator.name in _FRESH and len(outs) == 1 and outs[0]._base is None
+        if torch._C._len_torch_dispatch_stack():  # selective checkpointing keeps what it saw
+            dirty = False
         picked = [outs[k] for k in use.results]
         use.fingerprint = fingerprint(saved)
         recorder.tape._ledger.expect(use)

@@ -106,6 +106,7 @@ class Use:
     out_layouts: list[Layout] = field(default_factory=list)
     refused: list[Reason | None] = field(default_factory=list)
     out_shapes: list[torch.Size] = field(default_factory=list)
+    out_dtypes: list[torch.dtype] = field(default_factory=list)
     fired: int = 0
     fingerprint: list[float] | None = None
 
@@ -139,6 +140,11 @@ class Use:
     def option(self, name: str, default: Any) -> Any:
         """A keyword-only argument that is not a tensor."""
         return self.template.call(list(self.leaves))[1].get(name, default)
+
+    def narrow(self) -> torch.dtype:
+        """float16 if one of the results is: gradients may vanish there."""
+        half = torch.float16 in self.out_dtypes
+        return torch.float16 if half else torch.float32
 
     def replay(self, saved: Sequence[Tensor], values: Sequence[Tensor]) -> list[Tensor]:
         """The operator's tapped results, computed again from given data and parameters."""

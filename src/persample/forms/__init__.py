@@ -1,7 +1,7 @@
 """Forms: representations of n gradients that know their algebra."""
 
 from .dense import Dense
-from .form import BUDGET, Form, inner, real, spans, wide
+from .form import BUDGET, Form, inner, lift, real, spans, wide
 from .outer import Outer
 from .part import Part
 from .patches import Geometry, Patches
@@ -23,6 +23,7 @@ __all__ = [
     "Sketch",
     "Total",
     "inner",
+    "lift",
     "real",
     "spans",
     "total",
