@@ -161,6 +161,21 @@ def freed(tensor: Tensor) -> bool:
     return tensor.untyped_storage().size() < tensor.numel() * tensor.element_size()
 
 
+def crosses(edge: Any) -> bool:
+    """Whether a derived tensor was passed to a sharded module: its backward would free memory."""
+    todo = [] if edge is None else [edge.node]
+    seen = set()
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.name().startswith("RegisterPostBackwardFunction"):
+            return True
+        todo += [following for following, _ in node.next_functions]
+    return False
+
+
 def _agree(group: Any, device: torch.device, number: int, problem: UsageError | None) -> None:
     """Raise in every process if one has a problem, or if they are about to set different things."""
     state = torch.tensor([number, -number, int(problem is not None)], device=device)

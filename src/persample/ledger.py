@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .distributed import freed
+from .distributed import crosses, freed
 from .errors import (
     MissedUseError,
     MixedSamplesError,
@@ -192,6 +192,8 @@ class Ledger:
         spread = self.recorder.spread
         if spread is not None and spread.sharded:
             for operand in use.operands:
+                if crosses(operand.edge):
+                    raise _gone(use)
                 self.sources(operand)  # while the memory of parameters is there
         if self.lean is not None and not self.recorder.busy:
             for operand in use.operands:

@@ -197,6 +197,7 @@ class Recorder:
         if operator.name == "grad_fn":
             return graph_node(func(*args))
         if func is Tensor.register_hook:
+            self._leaves_its_module(args[0])
             hook = self.custom.guarded(args[0], *args[1:], **kwargs)
             return func(args[0], hook)  # type: ignore[no-untyped-call]
         if operator.enter and func not in self.entering:
@@ -238,6 +239,15 @@ class Recorder:
             self._store(operator, args[0] if operator.inplace else out, bad, coloured)
             return out
         return meet(self, operator, func, args, kwargs, coloured, owned)
+
+    def _leaves_its_module(self, tensor: Tensor) -> None:
+        """fully_shard hooks what its modules return; a tensor derived from parameters is lost."""
+        sharded = self.spread is not None and self.spread.sharded
+        if sharded and isinstance(self.look(tensor), Derived):
+            why = "it is derived from parameters whose memory is freed when their module returns"
+            fix = "compute it where it is used, or shard both modules as one group"
+            reason = Reason("fully_shard", why, (tuple(tensor.shape),), here(), fix)
+            self.marks.put(tensor, Mixed(reason))
 
     def _enter(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run a Python function of torch with the recorder watching its body.

@@ -38,7 +38,7 @@ class Dense(Form):
         if self.dtype.is_complex or self.dtype != wide(self.dtype):
             return super().sq_norms()
         out = torch.zeros(self.n, dtype=self.dtype, device=self.device)
-        flat = self.values.reshape(self.n, -1)
+        flat = self.values.reshape(self.n, self.size)
         for first, last in spans(self.n, self.size * self.dtype.itemsize, 1 << 20):  # in cache
             out[first:last] = flat[first:last].square().sum(1)
         return out
