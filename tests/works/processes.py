@@ -18,7 +18,7 @@ from .base import Cases, Missing, Outcome, Wrong
 from .ranks import ALONE, PAIRS, REFUSED, SCENARIOS, work
 
 CASES = Cases("Several processes")
-SECONDS = 120
+SECONDS = 300
 
 
 @functools.cache

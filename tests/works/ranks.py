@@ -71,7 +71,7 @@ def work(rank: int, world: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world,
-        timeout=datetime.timedelta(seconds=30),
+        timeout=datetime.timedelta(seconds=60),
     )  # fmt: skip
     found: dict[str, Any] = {}
     for name, each in SCENARIOS.items():
