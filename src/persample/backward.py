@@ -165,9 +165,12 @@ def receiving(recorder: Recorder, factor: float) -> Iterator[None]:
         # one thread, so that recomputation (checkpointing) sees the mode
         with recorder.watching(), torch.autograd.set_multithreading_enabled(False):
             yield
+        with torch._C.DisableTorchFunction():
+            ledger.expect_what_was_saved()
         done = ledger.trouble is None
     finally:
         ledger.receiving = False
+        ledger.returned.clear()
         recorder.marks.memories = None
         with torch._C.DisableTorchFunction():
             for leaf, grad in zip(leaves, before, strict=True):
@@ -195,19 +198,19 @@ def run_backward(
     roots = given.get("self", given.get("tensors"))
     roots = [roots] if isinstance(roots, Tensor) else list(roots or ())
     seeds = given.get("gradient", given.get("grad_tensors"))
+    seeds = seeds[0] if isinstance(seeds, (list, tuple)) else seeds
     retain = bool(given.get("retain_graph")) or bool(given.get("create_graph"))
     if given.get("inputs") is not None:
         raise UsageError("backward(inputs=...) inside a recording", fix="use torch.autograd.grad")
     if len(roots) != 1:
         raise UsageError("several roots in one backward", fix="add them up, or call it for each")
     root = roots[0]
-    if isinstance(seeds, (list, tuple)):
-        seeds = seeds[0]
-    if seeds is None:
-        if root.numel() != 1:
-            raise RuntimeError("grad can be implicitly created only for scalar outputs")
-        seeds = torch.ones_like(root)
-    _plain(recorder, root, seeds, retain)
+    if seeds is not None:
+        _plain(recorder, root, seeds, retain)
+        return
+    if root.numel() != 1:
+        raise RuntimeError("grad can be implicitly created only for scalar outputs")
+    _checked(recorder, root, torch.ones_like(root), 1.0, retain)
 
 
 def _plain(recorder: Recorder, root: Tensor, seed: Tensor, retain: bool) -> None:
@@ -235,7 +238,7 @@ def run_grad(recorder: Recorder, args: Sequence[Any], kwargs: dict[str, Any]) ->
     ledger = recorder.tape._ledger
     ledger.muted = True
     try:
-        with recorder.watching():
+        with recorder.watching(), torch.autograd.set_multithreading_enabled(False):
             found = _grad(*args, **kwargs)
     finally:
         ledger.muted = False

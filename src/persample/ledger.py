@@ -57,6 +57,7 @@ class Ledger:
         self.looped: dict[str, Tensor] | None = None
         self.lean: Lean | None = Lean() if recorder.lean else None
         self._cache: dict[str, Form] = {}
+        self.returned: list[tuple[Use, Tensor]] = []
 
     def clear(self) -> None:
         """Let go of all factors."""
@@ -110,14 +111,9 @@ class Ledger:
                 self.trouble = self.trouble or reason.error("samples meet before the loss")
                 return
         with torch._C.DisableTorchFunction(), torch.no_grad():
-            if not comes_back(use.fingerprint, saved):
-                self.trouble = self.trouble or MissedUseError(
-                    f"what {use.operator} saved in forward is not what came back in backward",
-                    where=describe(use.place),
-                    why="saved-tensor hooks, or a recomputation that the recorder could not follow",
-                    fix="use checkpoint(..., use_reentrant=False) without nesting, or no hooks",
-                )
-                return
+            same = comes_back(use.fingerprint, saved)
+            if same is not None:
+                self.returned.append((use, same))
             scaled = tuple(None if g is None else self._unscaled(g.detach()) for g in grads)
             firing = Firing(tuple(self._own(t.detach()) for t in saved), scaled)
             use.fired += 1
@@ -131,6 +127,19 @@ class Ledger:
                     for entry in self._written_out(Entry(use, operand, form, name, [])):
                         self._keep(entry)
         self._cache.clear()
+
+    def expect_what_was_saved(self) -> None:
+        """Compare what came back in backward with what was saved: one look for all uses."""
+        returned, self.returned = self.returned, []
+        by_device: dict[torch.device, list[tuple[Use, Tensor]]] = {}
+        for use, same in returned:
+            by_device.setdefault(same.device, []).append((use, same))
+        for pairs in by_device.values():
+            for (use, _), same in zip(
+                pairs, torch.stack([same for _, same in pairs]).tolist(), strict=True
+            ):
+                if not same:
+                    self.trouble = self.trouble or _changed(use)
 
     def _keep(self, entry: Entry) -> None:
         if self.lean is not None:
@@ -329,6 +338,15 @@ def unowned(layout: Layout, grad: Tensor) -> bool:
         return False
     nobody = layout.ids < 0
     return bool(nobody.any()) and bool((grad * nobody).ne(0).any())
+
+
+def _changed(use: Use) -> MissedUseError:
+    return MissedUseError(
+        f"what {use.operator} saved in forward is not what came back in backward",
+        where=describe(use.place),
+        why="saved-tensor hooks, or a recomputation that the recorder could not follow",
+        fix="use checkpoint(..., use_reentrant=False), or no hooks that change what they save",
+    )
 
 
 def _gone(use: Use) -> UsageError:
