@@ -99,8 +99,8 @@ def net() -> nn.Sequential:
 
 def data(*shape: int) -> Tensor:
     """The same numbers every time."""
-    size = shape or (4, 5)
-    return torch.randn(size, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(7)
+    return torch.randn(shape or (4, 5), generator=generator, dtype=torch.float64)
 
 
 def squares(model: nn.Module, x: Tensor) -> Tensor:

@@ -122,7 +122,10 @@ CASES.right("save_on_cpu around a part of the model", save_on_cpu, True)(hooked)
 
 
 def to_numpy() -> Any:
-    return saved_tensors_hooks(lambda t: t.detach().numpy().copy(), torch.from_numpy)
+    def unpack(packed: Any) -> Tensor:
+        return torch.from_numpy(packed).to(torch.get_default_device())
+
+    return saved_tensors_hooks(lambda t: t.detach().cpu().numpy().copy(), unpack)
 
 
 def to_half() -> Any:

@@ -396,3 +396,9 @@ def normalised() -> Outcome:
     expected = oracle(model, lambda m, i: loss(m, i, (ids > 3).sum()), ids)
     error = relative_error(tape.grads(), expected)
     return Outcome(error, 1e-10, "clipped_sum", refusal(lambda: tape.clipped_sum(1.0)))
+
+
+@CASES.right("a default device (torch.set_default_device, with torch.device(...))")
+def default_device() -> Outcome:
+    with torch.device(torch.get_default_device()):
+        return alone(net())

@@ -16,6 +16,7 @@ from ..models import Fn, flat_loss, par
 from .base import Cases, Outcome, alone, answers, data, net, squares
 
 CASES = Cases("Precision, memory and writes in place")
+DEVICE = torch.get_default_device().type
 BF16, FP16 = 2e-2, 2e-3  # relative to the largest entry: a few units in the last place
 
 
@@ -25,13 +26,13 @@ def cast(dtype: torch.dtype, tolerance: float, around: bool) -> Outcome:
     x = data(4, 7, 5).float()
 
     def loss(model: nn.Module, x: Tensor) -> Tensor:
-        with torch.autocast("cpu", dtype=dtype):
+        with torch.autocast(DEVICE, dtype=dtype):
             return model(x).float().square().sum((1, 2))
 
     expected = oracle(model, loss, x)
     if not around:
         return alone(model, x, loss, tolerance=tolerance)
-    with torch.autocast("cpu", dtype=dtype), persample.record(model) as tape:
+    with torch.autocast(DEVICE, dtype=dtype), persample.record(model) as tape:
         tape.backward(model(x).float().square().sum((1, 2)))
     return Outcome(answers(tape, expected), tolerance)
 
@@ -49,7 +50,7 @@ def cast_checkpointed() -> Outcome:
     model = Fn(lambda s, x: checkpoint(s.m, x, use_reentrant=False), m=net()).float()
 
     def loss(model: nn.Module, x: Tensor) -> Tensor:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast(DEVICE, dtype=torch.bfloat16):
             return model(x).float().square().sum(1)
 
     return alone(model, data().float(), loss, tolerance=BF16)
@@ -74,7 +75,7 @@ def mixed() -> Outcome:
 
 @CASES.right("loss scaling: tape.backward(losses, scale=scaler.get_scale())")
 def scaled() -> Outcome:
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler = torch.amp.GradScaler(DEVICE, init_scale=1024.0)
     scaler.scale(torch.ones(()))  # creates the scale
     model, x = net(), data()
     expected = oracle(model, squares, x)

@@ -69,6 +69,7 @@ def work(rank: int, world: int, folder: str) -> None:
     """The body of one process."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    torch.set_default_device("cpu")  # gloo
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world,
         timeout=datetime.timedelta(seconds=60),
