@@ -29,21 +29,13 @@ BENCHMARK = ("mlp", "cnn", "resnet18", "vit", "gpt", "bert")
 def battery(device: str, words: list[str]) -> list[str]:
     """All tests on the device: totals, and the names of those that failed."""
     chosen = ["-k", " or ".join(words)] if words else []
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "--device",
-        device,
-        "-q",
-        "-rf",
-        "--tb=line",
-        *chosen,
-    ]
+    options = ["--device", device, "-o", "addopts=", "-rfE", "--tb=no", *chosen]
+    command = [sys.executable, "-m", "pytest", *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     lines = done.stdout.splitlines()
     failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
-    return [f"tests: {lines[-1] if lines else done.stderr[-400:]}", *failed[:40]]
+    totals = [line.strip("= ") for line in lines if re.search(r"\d+ (passed|failed|error)", line)]
+    return [f"tests: {totals[-1] if totals else done.stderr[-400:]}", *failed[:40]]
 
 
 def waits(device: str) -> list[str]:
