@@ -221,10 +221,15 @@ class Inputs:
 
 
 def _argument_names(module: nn.Module) -> list[str]:
+    """The names of positional arguments; wrappers (DDP, compiled modules) pass theirs on."""
     try:
-        return list(inspect.signature(module.forward).parameters)
+        found = list(inspect.signature(module.forward).parameters.values())
     except (TypeError, ValueError):
         return []
+    if found and found[0].kind is inspect.Parameter.VAR_POSITIONAL:
+        inner = getattr(module, "module", None) or getattr(module, "_orig_mod", None)
+        return _argument_names(inner) if isinstance(inner, nn.Module) else []
+    return [p.name for p in found if p.kind is not inspect.Parameter.VAR_POSITIONAL]
 
 
 def _packed_ids(packed: PackedSequence) -> Tensor:

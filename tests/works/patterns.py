@@ -402,3 +402,27 @@ def normalised() -> Outcome:
 def default_device() -> Outcome:
     with torch.device(torch.get_default_device()):
         return alone(net())
+
+
+@CASES.right("inputs named in constants=, also through a wrapper that takes *args")
+def wrapped_names() -> Outcome:
+    def f(s: Any, x: Tensor, table: Tensor) -> Tensor:
+        return s.m(x + table.sum(0))
+
+    class Named(Fn):
+        def forward(self, x: Tensor, table: Tensor) -> Tensor:
+            return f(self, x, table)
+
+    class Wrapper(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = Named(f, m=net())
+
+        def forward(self, *args: Any) -> Any:
+            return self.module(*args)
+
+    model, x, table = Wrapper(), data(), data(4, 5) * 0.1  # as many rows as samples
+    expected = oracle(model, lambda m, x: m(x, table).square().sum(1), x)
+    with persample.record(model, constants=("table",)) as tape:
+        tape.backward(model(x, table).square().sum(1))
+    return Outcome(answers(tape, expected))
