@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types ops fuzz zoo bench clean
+.PHONY: demo test lint types ops fuzz zoo bench works gpu-check clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -38,6 +38,12 @@ bench: $(VENV)/.installed
 		$(BIN)/python -m benchmarks --out benchmarks/results/ratios.json
 	MALLOC_TRIM_THRESHOLD_=100000000000 MALLOC_MMAP_THRESHOLD_=100000000000 \
 		$(BIN)/python -m benchmarks.expanded_weights --out benchmarks/results/expanded_weights.json
+
+works: $(VENV)/.installed
+	$(BIN)/python -m tests.works
+
+gpu-check: $(VENV)/.installed
+	$(BIN)/python -m tests.gpu
 
 clean:
 	rm -rf $(VENV) build dist

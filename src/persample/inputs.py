@@ -141,6 +141,8 @@ class Inputs:
             self._unhook()  # modules inside run as fast as ever
             self._hook([m for m in self._hooked if isinstance(m, nn.RNNBase)])
             with torch._C.DisableTorchFunction():
+                if self.recorder.spread is not None:
+                    self.recorder.spread.notice()
                 self._take(module, args, kwargs)
         if isinstance(module, nn.RNNBase):
             states: list[tuple[str, Any]] = []
@@ -240,10 +242,15 @@ class Inputs:
 
 
 def _argument_names(module: nn.Module) -> list[str]:
+    """The names of positional arguments; wrappers (DDP, compiled modules) pass theirs on."""
     try:
-        return list(inspect.signature(module.forward).parameters)
+        found = list(inspect.signature(module.forward).parameters.values())
     except (TypeError, ValueError):
         return []
+    if found and found[0].kind is inspect.Parameter.VAR_POSITIONAL:
+        inner = getattr(module, "module", None) or getattr(module, "_orig_mod", None)
+        return _argument_names(inner) if isinstance(inner, nn.Module) else []
+    return [p.name for p in found if p.kind is not inspect.Parameter.VAR_POSITIONAL]
 
 
 def _opened(value: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from .cost import BUDGET, Plan, scratch, spans, within
 from .dense import Dense
-from .form import Form, inner, real, wide
+from .form import Form, inner, lift, real, wide
 from .outer import Outer
 from .part import Part
 from .patches import Geometry, Patches
@@ -29,6 +29,7 @@ __all__ = [
     "Sketch",
     "Total",
     "inner",
+    "lift",
     "real",
     "scratch",
     "shares",

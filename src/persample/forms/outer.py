@@ -24,8 +24,9 @@ class Outer(Form):
     __slots__ = ("left", "right")
 
     def __init__(self, left: Tensor, right: Tensor, shape: torch.Size) -> None:
-        super().__init__(left.shape[0], shape, right.dtype, right.device)
-        self.left, self.right = left.to(right.dtype), right
+        dtype = torch.promote_types(left.dtype, right.dtype)
+        super().__init__(left.shape[0], shape, dtype, right.device)
+        self.left, self.right = left.to(dtype), right.to(dtype)
 
     # ------------------------------------------------------------------ sizes and costs
 
