@@ -144,14 +144,16 @@ class Report:
 
     def duplicates(self, *, tolerance: float = 0.02) -> list[tuple[int | str, ...]]:
         """Groups of ids whose gradients are the same up to ``tolerance`` of their length."""
-        groups = self.duplicate_indices(tolerance)
+        groups = self.groups if tolerance == 0.02 else self._close(tolerance)
         return [tuple(self.ids[i] for i in group) for group in groups]
 
-    def duplicate_indices(self, tolerance: float = 0.02) -> list[list[int]]:
-        """The same groups as positions in the data."""
-        return neighbours.duplicates(
-            self.projections, self.norms, self.finite, tolerance=tolerance
-        )
+    @functools.cached_property
+    def groups(self) -> list[list[int]]:
+        """The groups of duplicates as positions in the data."""
+        return self._close(0.02)
+
+    def _close(self, tolerance: float) -> list[list[int]]:
+        return neighbours.duplicates(self.projections, self.norms, self.finite, tolerance=tolerance)
 
     def rows(self, indices: Tensor) -> Table:
         """A table of some samples."""
