@@ -15,7 +15,7 @@ ORDER = [
     "inputs", "explain", "clipping", "queries", "lean", "ledger", "tape", "custom", "loop",
     "backward",
     "operands", "recurrence", "unroll", "meeting", "recorder", "entry", "testing", "check",
-    "inspection", "cli", "__main__",
+    "memory", "inspection", "target", "demonstration", "cli", "__main__",
 ]  # fmt: skip
 
 

@@ -49,7 +49,10 @@ class Collected:
     def __init__(self, model: nn.Module, plan: Plan) -> None:
         self.scratch = Scratch(plan.scratch, plan.memory)
         self.model_name = type(model).__name__
-        self.training = model.training
+        self.dropout = any(
+            m.training and isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0
+            for m in model.modules()
+        )
         self.count = self.batches = 0
         self.interrupted = False
         self.names: list[str] = []

@@ -14,6 +14,7 @@ from torch import nn
 
 from ..check import LossFn
 
+KEPT = 1000  # batches whose seconds are kept
 TIMED = 3  # batches on which a plain step is timed as well
 
 
@@ -28,10 +29,10 @@ class Cost:
 
     @property
     def ratio(self) -> float | None:
-        """Inspecting a batch against a plain forward and backward of it, the median."""
+        """Inspecting a batch against a plain forward and backward, medians over batches."""
         if not self.plain:
             return None
-        return statistics.median(a / b for a, b in zip(self.inspected, self.plain, strict=True))
+        return statistics.median(self.inspected) / statistics.median(self.plain)
 
 
 class Stopwatch:
@@ -42,9 +43,8 @@ class Stopwatch:
     ) -> None:
         self.model, self.loss_fn, self.cost = model, loss_fn, cost
         self._seen = 0
-        self._timed = range(1, 1 + TIMED) if batches is None or batches > 1 else range(1)
-        if batches is not None and 1 < batches < 10 * TIMED:
-            self._timed = range(1, 2)  # few batches: plain steps must not make up the cost
+        few = batches is not None and batches <= TIMED
+        self._timed = range(1) if few else range(1, 1 + TIMED)  # the first batch warms up
 
     @contextlib.contextmanager
     def batch(self, batch: Any) -> Iterator[None]:
@@ -58,6 +58,8 @@ class Stopwatch:
         self._seen += 1
         if plain is not None:
             self.cost.plain.append(plain)
+        if self._seen > 1 or plain is not None:
+            del self.cost.inspected[KEPT:]
             self.cost.inspected.append(taken)
 
     @contextlib.contextmanager

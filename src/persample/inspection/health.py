@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -59,7 +60,8 @@ def clip_curve(projections: Tensor, norms: Tensor, usable: Tensor, points: int =
         return ClipCurve(empty, empty, empty)
     low = float(_quantile(positive, 0.05)) / 10
     high = float(positive.max())
-    thresholds = torch.logspace(*torch.tensor([low, high]).log10().tolist(), points).double()
+    start, stop = math.log10(low), math.log10(high)
+    thresholds = torch.logspace(start, stop, points, dtype=torch.float64)
     thresholds[-1] = high
     clipped = torch.stack([(sizes > t).double().mean() for t in thresholds])
     mean = torch.zeros(projections.shape[1], dtype=torch.float64)

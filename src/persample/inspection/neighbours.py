@@ -29,7 +29,8 @@ class Neighbours:
 def unit(rows: Tensor) -> Tensor:
     """Rows of length one; zero and non-finite rows become zero."""
     rows = torch.nan_to_num(rows.float(), nan=0.0, posinf=0.0, neginf=0.0)
-    return rows / rows.norm(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
+    sizes: Tensor = rows.norm(dim=1, keepdim=True)
+    return rows / sizes.clamp(min=torch.finfo(torch.float32).tiny)
 
 
 def blocks(count: int, size: int = BLOCK) -> Iterator[tuple[int, int]]:

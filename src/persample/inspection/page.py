@@ -116,13 +116,13 @@ def _suspects(report: Report, k: int) -> str:
 def _outliers(report: Report, k: int) -> str:
     if not bool(report.finite.any()):
         return ""
-    indices = torch.as_tensor(report.outliers(k)["index"]).tolist()
+    indices = torch.as_tensor(report.outliers(k // 2 or 1)["index"]).tolist()
     sizes = report.norms[report.finite]
     median = float(sizes.median())
     times = f", {number(float(sizes.max()) / median)} times the median" if median else ""
-    plot = histogram(sizes, "gradient norm", marked=report.norms[indices[:k]].tolist())
+    plot = histogram(sizes, "gradient norm", marked=report.norms[indices].tolist())
     return (
-        f"<p>The largest gradient has length {number(float(sizes.max()))}{times}; the 1 % largest "
+        f"<p>The largest gradient has length {number(float(sizes.max()))}{times}; the 1% largest "
         f"hold {report.share(0.01):.0%} of the total. Dots mark the samples below.</p>"
         f"<figure>{plot}</figure>" + sample_table(report, indices, "outliers")
     )
@@ -143,7 +143,7 @@ def _duplicates(report: Report) -> str:
     rest = len(report.groups) - GROUPS
     more = f"<p>… and {rest:,} more groups, in the JSON file.</p>" if rest > 0 else ""
     return (
-        f"<p>{len(report.groups):,} groups of samples whose gradients differ by less than 2 % of "
+        f"<p>{len(report.groups):,} groups of samples whose gradients differ by less than 2% of "
         f'their length.</p><div class="groups">{"".join(cards)}</div>{more}'
     )
 
@@ -164,7 +164,7 @@ def _layers(report: Report) -> str:
     if not plot:
         return ""
     return (
-        "<p>Boxes hold the middle half of the samples, lines 5 % to 95 %; on the right the "
+        "<p>Boxes hold the middle half of the samples, lines 5% to 95%; on the right the "
         f"parameter's share of all squared norms.</p><figure>{plot}</figure>"
     )
 
@@ -205,7 +205,9 @@ def _check(report: Report) -> str:
 
 def _cost(report: Report) -> str:
     cost, made = report.cost, report.collected
-    rows = [(name, seconds) for name, seconds in cost.seconds.items() if seconds > 1e-4 * cost.total]
+    rows = [
+        (name, seconds) for name, seconds in cost.seconds.items() if seconds > 1e-4 * cost.total
+    ]
     rows.append(("in all", cost.total))
     text = ""
     if cost.ratio is not None:

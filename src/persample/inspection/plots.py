@@ -59,7 +59,9 @@ def _axis(axis: Log, top: float, bottom: float, title: str) -> str:
     for value in axis.ticks():
         x = axis(value)
         marks.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{bottom}"/>')
-        marks.append(f'<text x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">{tick(value)}</text>')
+        marks.append(
+            f'<text x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">{tick(value)}</text>'
+        )
     middle = (axis.left + axis.right) / 2
     marks.append(
         f'<text class="title" x="{middle:.0f}" y="{bottom + 34}" text-anchor="middle">'
@@ -118,7 +120,9 @@ def clip_plot(curve: ClipCurve) -> str:
         return bottom - min(value, 1.0) * (bottom - top)
 
     for part in (0.0, 0.25, 0.5, 0.75, 1.0):
-        body += f'<line class="grid" x1="46" x2="{WIDTH - 20}" y1="{y(part):.1f}" y2="{y(part):.1f}"/>'
+        body += (
+            f'<line class="grid" x1="46" x2="{WIDTH - 20}" y1="{y(part):.1f}" y2="{y(part):.1f}"/>'
+        )
         body += f'<text x="40" y="{y(part) + 4:.1f}" text-anchor="end">{part:.0%}</text>'
     pairs = (("clipped", curve.clipped), ("bias", curve.bias))
     for name, values in pairs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -53,10 +54,9 @@ def picked(pick: Pick, batch: Any, what: str) -> Any:
 
 def labels_of(batch: Any, pick: Pick | None, n: int) -> Tensor | None:
     """Integer labels (n,): as told, or where batches usually have them."""
-    found: Any = None
     if pick is not None:
-        found = picked(pick, batch, "labels")
-        found = found if isinstance(found, Tensor) else torch.as_tensor(found)
+        told = picked(pick, batch, "labels")
+        found = told if isinstance(told, Tensor) else torch.as_tensor(told)
         if tuple(found.shape) != (n,) or found.is_floating_point() or found.is_complex():
             raise UsageError(
                 f"labels have shape {tuple(found.shape)} and dtype {found.dtype}",
@@ -64,12 +64,14 @@ def labels_of(batch: Any, pick: Pick | None, n: int) -> Tensor | None:
                 fix="labels= a key, position or function of the batch; or leave it out",
             )
         return found.detach().long().cpu()
+    usual: Any = None
     if isinstance(batch, Mapping):
-        found = next((batch[key] for key in LABELS if key in batch), None)
+        usual = next((batch[key] for key in LABELS if key in batch), None)
     elif isinstance(batch, (tuple, list)) and len(batch) >= 2:
-        found = batch[1]
-    whole = isinstance(found, Tensor) and not (found.is_floating_point() or found.is_complex())
-    return found.detach().long().cpu() if whole and tuple(found.shape) == (n,) else None
+        usual = batch[1]
+    if not isinstance(usual, Tensor) or usual.is_floating_point() or usual.is_complex():
+        return None
+    return usual.detach().long().cpu() if tuple(usual.shape) == (n,) else None
 
 
 def predictions_of(output: Any, labels: Tensor | None, n: int) -> Tensor | None:
@@ -118,7 +120,7 @@ class Ids:
         if not self.given:
             return
         if self._stream is not None:
-            found = [value for value, _ in zip(self._stream, range(n), strict=False)]
+            found = list(itertools.islice(self._stream, n))
         else:
             assert self._pick is not None
             value = picked(self._pick, batch, "ids")

@@ -167,6 +167,8 @@ class Report:
         columns |= {"loss": self.losses[indices], "norm": self.norms[indices]}
         columns |= {"suspicion": self.suspicion.score[indices]}
         columns |= {"agreement": self.suspicion.agreement[indices]}
+        if self.suspicion.vote is not None:
+            columns["vote"] = self.suspicion.vote[indices]
         if self.suspicion.class_agreement is not None:
             columns["class agreement"] = self.suspicion.class_agreement[indices]
         return Table(columns)

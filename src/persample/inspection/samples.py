@@ -22,8 +22,11 @@ def sample_table(report: Report, indices: Sequence[int], name: str) -> str:
         heads.append("label")
     if report.predictions is not None:
         heads.append("model says")
+    if report.suspicion.vote is not None:
+        heads.append("neighbours say")
     heads += ["loss", "norm", "suspicion"]
-    cells = "".join(_head(k, head) for k, head in enumerate(heads))
+    by = "norm" if name == "outliers" else "suspicion"
+    cells = "".join(_head(k, head, head == by) for k, head in enumerate(heads))
     body = "".join(_sample(report, i, f"{name}-{i}", len(heads)) for i in indices)
     return (
         f'<div class="scroll"><table class="sortable samples" id="{name}-table"><thead><tr>{cells}'
@@ -31,10 +34,13 @@ def sample_table(report: Report, indices: Sequence[int], name: str) -> str:
     )
 
 
-def _head(k: int, head: str) -> str:
+def _head(k: int, head: str, sorted_by: bool) -> str:
     if head in ("", "sample"):
         return f'<th><span class="quiet">{head}</span></th>'
-    return f'<th aria-sort="none"><button type="button" data-column="{k}">{head}</button></th>'
+    way = "descending" if sorted_by else "none"
+    kind = ' class="number"' if head in ("loss", "norm", "suspicion") else ""
+    button = f'<button type="button" data-column="{k}">{head}</button>'
+    return f'<th{kind} aria-sort="{way}">{button}</th>'
 
 
 def _sample(report: Report, i: int, key: str, width: int) -> str:
@@ -50,11 +56,12 @@ def _sample(report: Report, i: int, key: str, width: int) -> str:
     label = None if report.labels is None else int(report.labels[i])
     if label is not None:
         cells.append(f'<td data-value="{label}">{escape(report.class_name(label))}</td>')
-    if report.predictions is not None:
-        guess = int(report.predictions[i])
-        wrong = ' class="differs"' if guess != label else ""
-        name = escape(report.class_name(guess))
-        cells.append(f'<td data-value="{guess}"{wrong}>{name}</td>')
+    for opinion in (report.predictions, report.suspicion.vote):
+        if opinion is not None:
+            guess = int(opinion[i])
+            wrong = ' class="differs"' if guess != label else ""
+            name = escape(report.class_name(guess))
+            cells.append(f'<td data-value="{guess}"{wrong}>{name}</td>')
     for value in (float(report.losses[i]), float(report.norms[i])):
         cells.append(f'<td class="number" data-value="{value}">{number(value)}</td>')
     cells.append(
@@ -129,8 +136,10 @@ def _shares(report: Report, i: int) -> str:
 
 def plain_table(heads: Sequence[str], rows: Sequence[Sequence[object]], name: str) -> str:
     """A sortable table without details."""
+    numeric = [all(isinstance(row[k], (int, float)) for row in rows) for k in range(len(heads))]
     cells = "".join(
-        f'<th aria-sort="none"><button type="button" data-column="{k}">{escape(h)}</button></th>'
+        f'<th{" class=number" if numeric[k] else ""} aria-sort="none">'
+        f'<button type="button" data-column="{k}">{escape(h)}</button></th>'
         for k, h in enumerate(heads)
     )
     body = "".join(

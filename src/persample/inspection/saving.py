@@ -81,7 +81,7 @@ def facts(report: Report) -> dict[str, Any]:
         "count": report.count,
         "batches": report.batches,
         "interrupted": report.interrupted,
-        "training mode": made.training,
+        "dropout active": made.dropout,
         "ids given": report.ids_given,
         "verified": None if check is None else check.ok,
         "not verified because": made.unverified,

@@ -1,4 +1,4 @@
-"""The suspect score: which labels do the gradients contradict?"""
+"""The suspect score: which labels the gradients contradict."""
 
 from __future__ import annotations
 
@@ -14,13 +14,17 @@ STRONG = 0.7  # a score above it is counted as a suspect
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """One score per sample in 0 … 1, and the three things it is made of."""
+    """One score per sample in 0 … 1, the three things it is made of, and a second opinion.
+
+    ``vote`` is the label that the nearest gradients have most, each counted by its |cosine|.
+    """
 
     score: Tensor
     size: Tensor
     agreement: Tensor
     class_agreement: Tensor | None
     neighbours: Neighbours
+    vote: Tensor | None
 
 
 def rank(values: Tensor) -> Tensor:
@@ -29,7 +33,8 @@ def rank(values: Tensor) -> Tensor:
         return values.clone()
     _, inverse, counts = values.unique(return_inverse=True, return_counts=True)
     middle = counts.cumsum(0) - (counts + 1) / 2
-    return (middle / max(values.numel() - 1, 1))[inverse].float()
+    places: Tensor = middle / max(values.numel() - 1, 1)
+    return places[inverse].float()
 
 
 def suspicion(
@@ -47,7 +52,18 @@ def suspicion(
     agreement = neighbours.agreement()
     if labels is None or labels.unique().numel() < 2:
         score = (2 * size + (1 - agreement)) / 4
-        return Suspicion(score * usable, size, agreement, None, neighbours)
+        return Suspicion(score * usable, size, agreement, None, neighbours, None)
     own = class_agreement(projections, labels, usable)
     score = (2 * size + (1 - agreement) + (1 - own) / 2) / 5
-    return Suspicion(score * usable, size, agreement, own, neighbours)
+    vote = _vote(neighbours, labels)
+    return Suspicion(score * usable, size, agreement, own, neighbours, vote)
+
+
+def _vote(neighbours: Neighbours, labels: Tensor) -> Tensor:
+    """The label of most weight among the nearest gradients; one's own where there are none."""
+    if neighbours.indices.shape[1] == 0:
+        return labels.clone()
+    theirs, weight = labels[neighbours.indices], neighbours.cosines.abs()
+    same = theirs.unsqueeze(1) == theirs.unsqueeze(2)
+    best = (same * weight.unsqueeze(1)).sum(2).argmax(1, keepdim=True)
+    return torch.where(weight.sum(1) > 0, theirs.gather(1, best).squeeze(1), labels)

@@ -90,7 +90,7 @@ class Gallery:
             return
         first = first_tensor(batch)
         images = self.show.images(batch) if self.show.images is not None else first
-        if images is None or not images.dtype.is_floating_point and self.show.images is None:
+        if images is None or (not images.dtype.is_floating_point and self.show.images is None):
             return
         if self.show.images is not None or (images.dim() == 4 and images.shape[1] in (1, 3)):
             self._expect(images.shape[0], n, "images")

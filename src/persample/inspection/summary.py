@@ -60,11 +60,12 @@ def _samples(report: Report, indices: list[int]) -> list[list[str]]:
     heads = ["id", "suspicion", "norm", "loss"]
     heads += ["label"] if report.labels is not None else []
     heads += ["model says"] if report.predictions is not None else []
+    heads += ["neighbours say"] if report.suspicion.vote is not None else []
     rows = [heads + (["text"] if _text(report, indices[0]) else [])]
     for i in indices:
         row = [str(report.ids[i]), f"{float(report.suspicion.score[i]):.2f}"]
         row += [number(float(report.norms[i])), number(float(report.losses[i]))]
-        for column in (report.labels, report.predictions):
+        for column in (report.labels, report.predictions, report.suspicion.vote):
             if column is not None:
                 row.append(report.class_name(int(column[i])))
         text = _text(report, i)

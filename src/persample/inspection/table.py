@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -34,7 +35,7 @@ class Table:
         rest = 0
         if shown is None:
             assert limit is not None
-            shown = [row for row, _ in zip(self.rows(), range(limit), strict=False)]
+            shown = list(itertools.islice(self.rows(), limit))
             rest = len(self) - limit
         cells = [[written(row[name]) for name in self.columns] for row in shown]
         lines = aligned([list(self.columns), *cells])

@@ -45,14 +45,14 @@ def verdicts(report: Report) -> list[Verdict]:
 def _verified(report: Report) -> Verdict:
     check = report.verification
     if check is None:
-        return Verdict("check", "note", "not verified", report.collected.unverified)
+        return Verdict("check", "note", "Not verified", report.collected.unverified)
     if check.ok:
         return Verdict(
-            "check", "good", "verified",
+            "check", "good", "Verified",
             f"gradients of {check.n} samples agree with autograd and do not depend on each other",
         )  # fmt: skip
     wrong = next(p.name for p in check.parameters if not p.ok)
-    return Verdict("check", "bad", "NOT verified", f"{wrong} disagrees: do not trust this report")
+    return Verdict("check", "bad", "Wrong", f"{wrong} disagrees: do not trust this report")
 
 
 def _cost(report: Report) -> Verdict:
@@ -79,8 +79,8 @@ def _suspects(report: Report) -> Verdict:
 def _dominance(report: Report) -> Verdict:
     share = report.share(0.01)
     return Verdict(
-        "outliers", "note" if share > 0.25 else "good", f"{share:.0%} from 1 %",
-        f"the 1 % largest gradients hold {share:.0%} of the total length",
+        "outliers", "note" if share > 0.25 else "good", f"Top 1% hold {share:.0%}",
+        "the share of the largest gradients in the total length",
     )  # fmt: skip
 
 
@@ -114,9 +114,9 @@ def remarks(report: Report) -> list[str]:
     made = report.collected
     if report.interrupted:
         found.append("Interrupted: this report covers only the samples seen until then.")
-    if made.training:
+    if made.dropout:
         found.append(
-            "The model was in training mode: with dropout, gradients differ from run to run."
+            "Dropout is active, so gradients differ from run to run: model.eval() stops it."
         )
     if not bool(report.finite.any()):
         found.append("No sample has a finite gradient: nothing can be said of them.")
