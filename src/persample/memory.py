@@ -174,8 +174,8 @@ def _line(name: str, peak: Callable[[int], int], n: int, budget: int) -> Peak:
 
 
 def _peak(step: Callable[[Any], Any], batch: Any, device: torch.device) -> int:
-    gc.collect()
     if device.type == "cuda":
+        gc.collect()
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
         kept = step(batch)
@@ -185,7 +185,7 @@ def _peak(step: Callable[[Any], Any], batch: Any, device: torch.device) -> int:
     with Meter() as meter:
         kept = step(batch)
     del kept
-    return meter.peak
+    return int(meter.peak)
 
 
 def _available(device: torch.device) -> int:

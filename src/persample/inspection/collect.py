@@ -6,7 +6,7 @@ import contextlib
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,7 @@ class Plan:
     """What to do in the pass."""
 
     ids: Pick | Iterable[Any] | None = None
-    labels: Pick | None = None
+    labels: Pick | Literal[False] | None = None
     show: Show = field(default_factory=Show)
     limit: int | None = None
     device: torch.device | str | None = None
@@ -138,7 +138,8 @@ def _record(
         hook.remove()
     n = tape.n
     with watch.part("norms"):
-        sizes = torch.stack([s.float().cpu() for s in tape.parameter_norms().values()], 1)
+        by_name = list(tape.parameter_norms().values())
+        sizes = torch.stack([s.float().to(by_name[0].device) for s in by_name], 1).cpu()
         norms = sizes.double().square().sum(1).sqrt()
     with watch.part("project"):
         projections = tape.project(plan.width, seed=plan.seed).float().cpu()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -22,7 +22,7 @@ def inspect(
     batches: Iterable[Any],
     ids: Pick | Iterable[Any] | None = None,
     *,
-    labels: Pick | None = None,
+    labels: Pick | Literal[False] | None = None,
     show: Show | None = None,
     limit: int | None = None,
     device: torch.device | str | None = None,
@@ -38,11 +38,11 @@ def inspect(
     ``loss_fn(model, batch)`` returns one loss per sample; ``batches`` is any iterable of batches.
     ``ids`` are the samples' own names: one per sample in order, or a key, position or function of
     the batch (shuffled data need the latter). ``labels`` says where whole-number labels are; else
-    ``batch[1]`` or the key "labels", "label", "y" or "target" is taken if it looks like labels.
-    ``show``: how samples are shown. ``limit``: batches to look at. ``device``: where to move model
-    and batches. ``width``: numbers kept of each gradient. ``check``: verify the first samples.
-    ``memory``: bytes of each column that stay in memory; longer ones go to files in ``scratch``.
-    ``options`` go to :func:`persample.record`.
+    ``batch[1]`` or the key "labels", "label", "y" or "target" is taken if it looks like labels;
+    False takes none. ``show``: how samples are shown. ``limit``: batches to look at. ``device``:
+    where to move model and batches. ``width``: numbers kept of each gradient.
+    ``check``: verify the first samples. ``memory``: bytes of each column that stay in memory;
+    longer ones go to files in ``scratch``. ``options`` go to :func:`persample.record`.
 
     The model, its buffers, its gradients and the random generators end as they were. Ctrl-C ends
     the pass early; the report then covers what was seen.

@@ -99,15 +99,15 @@ def parameters(
     names: list[str], shapes: list[tuple[int, ...]], norms: Tensor, usable: Tensor
 ) -> list[Parameter]:
     """One row per parameter from per-sample norms (N, parameters)."""
-    kept = norms[usable].float()
-    squares = kept.double().square()
-    total = float(squares.sum()) or 1.0
-    found = []
-    for k, name in enumerate(names):
-        column = kept[:, k]
-        values = torch.stack([_quantile(column, q) for q in QUANTILES])
-        found.append(Parameter(name, shapes[k], values, float(squares[:, k].sum()) / total))
-    return found
+    quantiles, squares = [], []
+    for k in range(len(names)):  # a column at a time: all of them may be in a file
+        column = norms[:, k][usable].float()
+        quantiles.append(torch.stack([_quantile(column, q) for q in QUANTILES]))
+        squares.append(float(column.double().square().sum()))
+    total = sum(squares) or 1.0
+    return [
+        Parameter(name, shapes[k], quantiles[k], squares[k] / total) for k, name in enumerate(names)
+    ]
 
 
 def _quantile(values: Tensor, q: float) -> Tensor:

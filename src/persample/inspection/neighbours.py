@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 EVERY = 16_384  # up to here all pairs are compared
-BLOCK = 2_048
+BLOCK = 1_024
 
 
 @dataclass(frozen=True, slots=True)

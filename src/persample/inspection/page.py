@@ -94,7 +94,7 @@ def _changed(report: Report, changes: Comparison | None) -> str:
     text = f'<ul class="facts">{lines}</ul>'
     if len(changes.movers):
         columns = [name for name in changes.movers.columns if name != "index"]
-        rows = [[row[name] for name in columns] for row in changes.movers.rows()]
+        rows = [[row[name] for name in columns] for row in changes.movers.rows()][:10]
         text += "<h3>Samples whose suspicion moved most</h3>"
         text += plain_table(columns, rows, "movers")
     return text

@@ -61,7 +61,7 @@ def _tokens(tokens: tuple[str, ...], contributions: Tensor | None, limit: int) -
             for token, part, whole in list(zip(tokens, strength, share, strict=True))[:limit]
         ]
     more = "<span>…</span>" if len(tokens) > limit else ""
-    return f'<span class="tokens">{"".join(spans)}{more}</span>'
+    return f'<span class="tokens">{"<wbr>".join(spans)}{more}</span>'
 
 
 def _word(token: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -52,8 +52,10 @@ def picked(pick: Pick, batch: Any, what: str) -> Any:
         ) from error  # fmt: skip
 
 
-def labels_of(batch: Any, pick: Pick | None, n: int) -> Tensor | None:
+def labels_of(batch: Any, pick: Pick | Literal[False] | None, n: int) -> Tensor | None:
     """Integer labels (n,): as told, or where batches usually have them."""
+    if pick is False:
+        return None
     if pick is not None:
         told = picked(pick, batch, "labels")
         found = told if isinstance(told, Tensor) else torch.as_tensor(told)

@@ -98,8 +98,10 @@ class Report:
     @functools.cached_property
     def without_gradient(self) -> list[str]:
         """Parameters whose gradient is zero for every sample."""
-        top = torch.nan_to_num(self.parameter_norms, nan=1.0).amax(0)
-        return [name for name, size in zip(self.names, top.tolist(), strict=True) if size == 0]
+        columns = self.parameter_norms.unbind(1)
+        return [
+            name for name, c in zip(self.names, columns, strict=True) if not bool(c.ne(0).any())
+        ]
 
     @property
     def nonfinite(self) -> Tensor:

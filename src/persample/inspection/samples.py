@@ -89,13 +89,18 @@ def _reasons(report: Report, i: int) -> str:
         return "<div><h4>Not finite</h4><p>Its loss or gradient is NaN or infinite.</p></div>"
     made = report.suspicion
     lines = [
-        f"larger than {float(made.size[i]):.0%} of all gradients",
+        f"gradient number {_place(report, i):,} of {int(report.finite.sum()):,} by length",
         f"mean cosine with its nearest gradients {float(made.agreement[i]):+.2f}",
     ]
     if made.class_agreement is not None:
         lines.append(f"cosine with its class {float(made.class_agreement[i]):+.2f}")
     items = "".join(f"<li>{line}</li>" for line in lines)
     return f"<div><h4>Why this score</h4><ul>{items}</ul></div>"
+
+
+def _place(report: Report, i: int) -> int:
+    """How many gradients are as long or longer."""
+    return int((report.norms[report.finite] >= report.norms[i]).sum())
 
 
 def _nearest(report: Report, i: int) -> str:

@@ -30,7 +30,7 @@ class Suspicion:
 def rank(values: Tensor) -> Tensor:
     """Position in sorted order, 0 … 1; ties share their mean position."""
     if values.numel() == 0:
-        return values.clone()
+        return values.float()
     _, inverse, counts = values.unique(return_inverse=True, return_counts=True)
     middle = counts.cumsum(0) - (counts + 1) / 2
     places: Tensor = middle / max(values.numel() - 1, 1)

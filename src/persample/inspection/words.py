@@ -80,7 +80,7 @@ def _dominance(report: Report) -> Verdict:
     share = report.share(0.01)
     return Verdict(
         "outliers", "note" if share > 0.25 else "good", f"Top 1% hold {share:.0%}",
-        "the share of the largest gradients in the total length",
+        "how much of the total length the largest gradients make up",
     )  # fmt: skip
 
 
