@@ -13,9 +13,9 @@ SOURCE = Path(persample.__file__).parent
 ORDER = [
     "errors", "layout", "propagate", "forms", "use", "marks", "parameters", "rules", "tap", "enter",
     "inputs", "explain", "clipping", "queries", "lean", "ledger", "tape", "custom", "loop",
-    "backward",
-    "operands", "recurrence", "unroll", "meeting", "recorder", "entry", "testing", "check",
-    "memory", "inspection", "target", "demonstration", "cli", "__main__",
+    "backward", "operands", "recurrence", "unroll", "meeting", "calls", "recorder",
+    "entry", "testing", "check", "memory", "inspection", "target", "demonstration", "cli",
+    "__main__",
 ]  # fmt: skip
 
 

@@ -79,6 +79,7 @@ def _checked(
     # loop: what taps cannot see would be lost, so the answer is compared with autograd's, too
     reference = None if scalar or not recorder.native else loop.reference(recorder, losses)
     keep = retain_graph or recorder.loop or recorder.lean
+    ledger.retain = keep
     with receiving(recorder, factor):
         if recorder.native:
             _backward(losses, seed, retain_graph=keep, inputs=[recorder.anchor])

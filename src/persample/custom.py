@@ -131,7 +131,7 @@ class CustomFunctions:
             if _is_edge(source, node, number):
                 return layout
         for mark in list(self.recorder.marks.table.values()):
-            tensor = mark.ref()
+            tensor = mark()
             if tensor is not None and tensor.requires_grad and isinstance(mark.state, Layout):
                 if _is_edge(tensor, node, number):
                     return mark.state

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import linecache
 import os
 import sys
@@ -62,11 +63,15 @@ def here() -> Place | None:
     """The innermost frame of the caller's own code (not torch, not persample)."""
     frame = sys._getframe(1)
     while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith(_HIDDEN) and not name.startswith("<"):
+        if not _is_hidden(frame.f_code.co_filename):
             return frame.f_code, frame.f_lineno
         frame = frame.f_back  # type: ignore[assignment]
     return None
+
+
+@functools.cache
+def _is_hidden(name: str) -> bool:
+    return name.startswith(_HIDDEN) or name.startswith("<")
 
 
 def from_torch() -> bool:

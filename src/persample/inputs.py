@@ -64,6 +64,7 @@ class Inputs:
         self.keep_alive = [c for c in given if isinstance(c, Tensor)]
         self.seen: list[Seen] = []
         self.storages: set[int] = set()
+        self._gate = Gate(self._before)
         self._hooked: list[nn.Module] = []
         self._inside: Any = None
 
@@ -104,25 +105,29 @@ class Inputs:
         self.recorder.marks.put(tensor, explicit(colours, self.recorder.n))
 
     def install(self, model: nn.Module) -> None:
-        """Hook every module (removed again when the block ends).
+        """Hook every module (removed again when the block ends, and while a module runs)."""
+        self._hooked = [m for m in model.modules() if not isinstance(m, torch.jit.ScriptModule)]
+        self._hook()
 
-        What ``register_forward_pre_hook(gate, prepend=True, with_kwargs=True)`` does, without its
-        price: a recording installs one hook per module.
-        """
-        gate, key = Gate(self._before), id(self)
-        for module in model.modules():
-            if not isinstance(module, torch.jit.ScriptModule):
-                module._forward_pre_hooks[key] = gate
-                module._forward_pre_hooks.move_to_end(key, last=False)  # type: ignore[attr-defined]
-                module._forward_pre_hooks_with_kwargs[key] = True
-                self._hooked.append(module)
+    def _hook(self) -> None:
+        """A pre-hook with keyword arguments before all others, cheaper than torch registers it."""
+        gate, key = self._gate, id(self)
+        for module in self._hooked:
+            hooks = module._forward_pre_hooks
+            hooks[key] = gate
+            if len(hooks) > 1:
+                hooks.move_to_end(key, last=False)  # type: ignore[attr-defined]
+            module._forward_pre_hooks_with_kwargs[key] = True
 
-    def remove(self) -> None:
-        """Take all hooks away."""
+    def _unhook(self) -> None:
         key = id(self)
         for module in self._hooked:
             module._forward_pre_hooks.pop(key, None)
             module._forward_pre_hooks_with_kwargs.pop(key, None)
+
+    def remove(self) -> None:
+        """Take all hooks away."""
+        self._unhook()
         self._hooked.clear()
         if self._inside is not None:
             self._inside.remove()
@@ -132,6 +137,7 @@ class Inputs:
         if self._inside is not None:
             return
         self._inside = module.register_forward_hook(self._after, always_call=True)
+        self._unhook()  # modules inside run as fast as ever
         with torch._C.DisableTorchFunction():
             self._take(module, args, kwargs)
 
@@ -139,6 +145,7 @@ class Inputs:
         if self._inside is not None:
             self._inside.remove()
             self._inside = None
+            self._hook()
 
     def _take(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         found: list[tuple[str, Any]] = []

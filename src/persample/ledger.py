@@ -23,7 +23,8 @@ from .forms.pullback import Pullback
 from .layout import Layout
 from .lean import Lean
 from .marks import version
-from .rules import RULES, Unsuited, generic
+from .rules import RULES, Forms, OfTable, Unsuited, generic
+from .rules.embedding import as_rows
 from .use import Firing, Operand, Use, comes_back
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class Ledger:
         self.entries: list[Entry] = []
         self._receiving = self._muted = False
         self.factor = 1.0
+        self.retain = True
         self.trouble: PersampleError | None = None
         self.backwards = 0
         self.scalar = False
@@ -109,47 +111,57 @@ class Ledger:
             if reason is not None and grad is not None:
                 self.trouble = self.trouble or reason.error("samples meet before the loss")
                 return
-        with torch._C.DisableTorchFunction(), torch.no_grad():
-            if not comes_back(use.fingerprint, saved):
-                self.trouble = self.trouble or MissedUseError(
-                    f"what {use.operator} saved in forward is not what came back in backward",
-                    where=describe(use.place),
-                    why="saved-tensor hooks, or a recomputation that the recorder could not follow",
-                    fix="use checkpoint(..., use_reentrant=False) without nesting, or no hooks",
-                )
-                return
-            scaled = tuple(None if g is None else self._unscaled(g.detach()) for g in grads)
-            firing = Firing(tuple(self._own(t.detach()) for t in saved), scaled)
-            use.fired += 1
-            for layout, grad in zip(use.out_layouts, scaled, strict=True):
-                if grad is not None and unowned(layout, grad):
-                    self.trouble = self.trouble or _nobodys(use)
-                    return
-            forms, name = self._forms_of(use, firing)
-            for operand, form in zip(use.operands, forms, strict=True):
-                if form is None or not operand.wanted:
-                    continue
-                if self.lean is not None:
-                    entry = Entry(use, operand, form, name, [])
-                    for parameter, part in self._attached(entry, set(self.names)):
-                        self.lean.take(parameter, part)
-                else:
-                    form = _small(form)
-                    seen = [(t, version(t)) for t in form.tensors()]
-                    self.entries.append(Entry(use, operand, form, name, seen))
-        self._cache.clear()
+        if torch.is_grad_enabled():
+            with torch._C.DisableTorchFunction(), torch.no_grad():
+                self._take(use, saved, grads)
+        else:
+            with torch._C.DisableTorchFunction():
+                self._take(use, saved, grads)
 
-    def _own(self, tensor: Tensor) -> Tensor:
-        """A copy of what lies in the caller's own input buffers: they may be refilled unseen."""
-        where = tensor.untyped_storage().data_ptr()
-        return tensor.clone() if where in self.recorder.inputs.storages else tensor
+    def _take(self, use: Use, saved: tuple[Tensor, ...], grads: tuple[Tensor | None, ...]) -> None:
+        if use.fingerprint is not None and not comes_back(use.fingerprint, saved):
+            self.trouble = self.trouble or _other_data(use)
+            return
+        storages = self.recorder.inputs.storages
+        scaled = tuple([None if g is None else self._unscaled(g) for g in grads])
+        firing = Firing(tuple([_own(t, storages) for t in saved]), scaled)
+        use.fired += 1
+        for layout, grad in zip(use.out_layouts, scaled, strict=True):
+            if layout.ids is not None and grad is not None and unowned(layout, grad):
+                self.trouble = self.trouble or _nobodys(use)
+                return
+        forms, name = self._forms_of(use, firing)
+        if self._cache:
+            self._cache.clear()
+        for operand, form in zip(use.operands, forms, strict=True):
+            if form is None or not operand.wanted:
+                continue
+            if isinstance(form, OfTable):
+                operand, form = self._table(operand), form.rows
+            if self.lean is not None:
+                entry = Entry(use, operand, form, name, [])
+                for parameter, part in self._attached(entry, set(self.names)):
+                    self.lean.take(parameter, part)
+            else:
+                form = _small(form)
+                seen = [(t, version(t)) for t in form.tensors()]
+                self.entries.append(Entry(use, operand, form, name, seen))
+
+    def _table(self, operand: Operand) -> Operand:
+        """The table behind a look-up, as an operand of its own."""
+        assert operand.lookup is not None
+        name = operand.lookup.name
+        value = self.recorder.parameters.selected[name].detach()
+        return Operand(operand.position, value, name, None, version(value))
 
     def _unscaled(self, grad: Tensor) -> Tensor:
+        if grad.requires_grad:
+            grad = grad.detach()
         if self.factor == 1.0:
             return grad
         return grad.to(torch.promote_types(grad.dtype, torch.float32)) * self.factor
 
-    def _forms_of(self, use: Use, firing: Firing) -> tuple[list[Form | None], str]:
+    def _forms_of(self, use: Use, firing: Firing) -> tuple[Forms, str]:
         n = self.recorder.n or 0
         rule = self.recorder.rules.get(use.operator) or RULES.get(use.operator)
         if rule is not None and not use.inplace and n:
@@ -232,7 +244,10 @@ class Ledger:
         operand, form = entry.operand, entry.form
         if operand.name is not None:
             return [(operand.name, form)] if operand.name in names else []
-        view = operand.view
+        lookup, view = operand.lookup, operand.view
+        if lookup is not None and version(lookup.index) == lookup.version:
+            if isinstance(form, Dense):
+                return [(lookup.name, as_rows(form, lookup))] if lookup.name in names else []
         if view is not None and tuple(form.shape) == view.size:
             if view.name not in names:
                 return []
@@ -251,6 +266,8 @@ class Ledger:
             return [operand.name]
         if operand.edge is None:
             return []
+        if operand.lookup is not None:
+            return [operand.lookup.name]
         known = self._sources.get(id(operand))
         if known is None:
             selected = self.recorder.parameters.selected
@@ -287,9 +304,25 @@ class Ledger:
                 )
 
 
+def _own(tensor: Tensor, storages: set[int]) -> Tensor:
+    """A copy of what lies in the caller's own input buffers: they may be refilled unseen."""
+    if tensor.untyped_storage().data_ptr() in storages:
+        return tensor.detach().clone()
+    return tensor.detach() if tensor.requires_grad else tensor
+
+
+def _other_data(use: Use) -> MissedUseError:
+    return MissedUseError(
+        f"what {use.operator} saved in forward is not what came back in backward",
+        where=describe(use.place),
+        why="saved-tensor hooks, or a recomputation that the recorder could not follow",
+        fix="use checkpoint(..., use_reentrant=False) without nesting, or no hooks",
+    )
+
+
 def _small(form: Form) -> Form:
     """Keep rows instead of factors where they are smaller."""
-    if isinstance(form, (Dense, Replay)):
+    if form.__class__ is Dense or isinstance(form, (Dense, Replay)):
         return form
     if form.n * form.size * wide(form.dtype).itemsize <= form.nbytes():
         return Dense(form.wide_dense())

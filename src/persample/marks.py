@@ -10,15 +10,19 @@ from torch import Tensor
 
 from .errors import Reason, here
 from .layout import Layout, Mixed, State, closed
+from .use import Lookup
 
 
 class Derived:
-    """Computed from parameters only; ``selected`` if one of them is recorded."""
+    """Computed from parameters only; ``selected`` if one of them is recorded.
 
-    __slots__ = ("selected",)
+    ``lookup`` says how, where it was rows of a recorded table, chosen by constants.
+    """
 
-    def __init__(self, selected: bool) -> None:
-        self.selected = selected
+    __slots__ = ("lookup", "selected")
+
+    def __init__(self, selected: bool, lookup: Lookup | None = None) -> None:
+        self.selected, self.lookup = selected, lookup
 
 
 SELECTED, EXCLUDED = Derived(True), Derived(False)
@@ -33,14 +37,25 @@ class Family:
         self.version, self.epoch, self.history = version, 0, False
 
 
-class Mark:
+class Mark(weakref.ref[Tensor]):
     """One tensor's state, and what would show that somebody changed it unseen."""
 
-    __slots__ = ("epoch", "family", "history", "ref", "state")
+    __slots__ = ("epoch", "family", "history", "key", "state")
+    epoch: int
+    family: Family
+    history: bool
+    key: int
+    state: State | Derived
 
-    def __init__(self, ref: Any, state: State | Derived, history: bool, family: Family) -> None:
-        self.ref, self.state, self.history, self.family = ref, state, history, family
-        self.epoch = family.epoch
+    def unchanged(self, tensor: Tensor) -> bool:
+        """Whether nothing suggests a second look."""
+        family = self.family
+        try:
+            if family.version != tensor._version or self.epoch != family.epoch:
+                return False
+        except RuntimeError:  # inference tensors count no versions
+            return False
+        return self.history or not tensor.requires_grad
 
 
 def version(tensor: Tensor) -> int:
@@ -49,13 +64,6 @@ def version(tensor: Tensor) -> int:
         return tensor._version
     except RuntimeError:
         return -1
-
-
-class _Ref(weakref.ref[Tensor]):
-    """A weak reference that knows its tensor's key."""
-
-    __slots__ = ("key",)
-    key: int
 
 
 class Marks:
@@ -83,9 +91,10 @@ class Marks:
             known.epoch = known.family.epoch
             return
         family = like.family if like is not None else Family(version(tensor))
-        ref = _Ref(tensor, self._forget)
-        ref.key = key
-        table[key] = Mark(ref, state, tensor.requires_grad, family)
+        mark = Mark(tensor, self._forget)
+        mark.key, mark.state, mark.family = key, state, family
+        mark.epoch, mark.history = family.epoch, tensor.requires_grad
+        table[key] = mark
 
     def rewrite(self, tensor: Tensor, state: State | Derived, changed: bool) -> None:
         """An operator seen by the recorder wrote into the tensor."""
@@ -131,7 +140,7 @@ class Marks:
             return None
         where, shape, stride = tensor.data_ptr(), tensor.shape, tensor.stride()
         for mark in list(self.table.values()):
-            other = mark.ref()
+            other = mark()
             if (
                 other is not None
                 and other.layout is torch.strided

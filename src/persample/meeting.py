@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,79 +10,63 @@ from torch import Tensor
 from .errors import Reason, here
 from .layout import CONSTANT, Additive, Constant, Layout, Mixed, State, closed
 from .marks import Derived, same
-from .operands import operands_of
-from .propagate import Operator, collect, propagate
+from .operands import operand_of
+from .propagate import Operator, collect
 from .recurrence import GATES
-from .tap import Tap
+from .tap import Tap, hook, source
 from .unroll import request, unroll
-from .use import RandomState, Use, current_autocast, fingerprint, taken_apart
+from .use import Operand, RandomState, Use, current_autocast, fingerprint, taken_apart
 
 if TYPE_CHECKING:
-    from .recorder import Coloured, Recorder
-
-# Results that the operator's own backward does not keep: the tap may go on them without a copy.
-_FRESH = frozenset(
-    """conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d layer_norm group_norm
-    batch_norm rms_norm mul multiply add sub rsub matmul mm bmm addmm baddbmm linear einsum cat
-    embedding stack div where""".split()
-)
-_RANDOM = frozenset(
-    """dropout alpha_dropout feature_dropout feature_alpha_dropout rrelu bernoulli normal poisson
-    binomial scaled_dot_product_attention lstm gru rnn_tanh rnn_relu fractional_max_pool2d
-    fractional_max_pool3d native_dropout multinomial""".split()
-)
+    from .calls import Calls, Coloured, Parties
+    from .recorder import Recorder
 
 
 def meet(
-    recorder: Recorder,
-    operator: Operator,
-    func: Any,
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-    coloured: Coloured,
-    owned: list[Tensor],
-) -> Any:
+    calls: Calls, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any],
+    parties: Parties,
+) -> Any:  # fmt: skip
     """One use. The native operator runs on the detached parameter (unless the graph is wanted)."""
+    recorder, owned = calls.recorder, parties.owned
     if operator.name in GATES and not recorder.native:
         asked = request(operator.name, args, kwargs)
         found = None if asked is None else unroll(recorder, asked)
         if found is not None:
             return found
     leaves, template = taken_apart(args, kwargs)
-    operands = operands_of(recorder, leaves, {id(t) for t in owned})
-    taken = {operand.position for operand in operands}
-    data = [k for k, v in enumerate(leaves) if isinstance(v, Tensor) and k not in taken]
-    run = list(leaves)
-    if not recorder.native:
-        for operand in operands:
-            run[operand.position] = operand.value
+    operands: list[Operand] = []
+    data: list[int] = []
+    run, kept, saved = list(leaves), list(leaves), []
+    mine = {id(t) for t in owned}
+    for k, value in enumerate(leaves):
+        if isinstance(value, Tensor):
+            kept[k] = None
+            if id(value) in mine:
+                operand = operand_of(recorder, k, value)
+                operands.append(operand)
+                if not recorder.native:
+                    run[k] = operand.value
+            else:
+                data.append(k)
+                saved.append(value)
     target = leaves[0] if operator.inplace else None
-    saved = [leaves[k] for k in data]
     if target is not None:  # run on a copy, give the target its value and history afterwards
         run[0] = run[0].clone()
         saved = [target.detach().clone() if k == 0 else leaves[k] for k in data]
-        coloured = [(run[0] if t is target else t, s) for t, s in coloured]
-    random = RandomState(owned[0].device) if operator.name in _RANDOM else None
+        parties.coloured = [(run[0] if t is target else t, s) for t, s in parties.coloured]
+    device = owned[0].device
+    random = RandomState(device) if operator.random else None
     call_args, call_kwargs = template.call(run)
     out = func(*call_args, **call_kwargs)
     result = run[0] if operator.inplace else out
-    n = recorder.n or 0
-    states = propagate(operator, func, call_args, call_kwargs, result, coloured, n)
-    layouts = {id(t): s for t, s in coloured}
+    states = calls.states(operator, func, call_args, call_kwargs, result, parties)
+    layouts = {id(t): s for t, s in parties.coloured}
     use = Use(
-        tape=weakref.ref(recorder.tape),
-        operator=operator.name,
-        func=func,
-        template=template,
-        leaves=[None if isinstance(v, Tensor) else v for v in leaves],
-        operands=operands,
-        data=data,
-        layouts=[_layout(layouts.get(id(run[k]))) for k in data],
-        place=here(),
-        inplace=operator.inplace,
-        rng=random if random is not None and random.changed() else None,
-        autocast=current_autocast(owned[0].device.type),
-    )
+        recorder.tape_ref, operator.name, func, template, kept, operands, data,
+        [_layout(layouts.get(id(run[k]))) for k in data], here(), operator.inplace,
+        random if random is not None and random.changed() else None,
+        current_autocast(device.type),
+    )  # fmt: skip
     tapped = _tap(recorder, operator, use, result, states, saved)
     if target is None:
         return tapped
@@ -114,6 +97,16 @@ def _tap(
     recorder: Recorder, operator: Operator, use: Use, result: Any, states: Any, saved: list[Tensor]
 ) -> Any:
     """Put one node behind the results that have a layout, and mark all of them."""
+    wanted = any(o.wanted for o in use.operands)
+    if isinstance(states, Layout) and isinstance(result, Tensor):
+        made = source(operator, recorder, result) if wanted else result
+        if made is not None:
+            if wanted:
+                use.add(0, states, None, result.shape)
+                recorder.tape._ledger.expect(use)
+                hook(use, result, made, saved)
+            recorder.marks.put(result, states)
+            return result
     outs: list[Tensor] = []
     collect(result, outs)
     each = list(states) if isinstance(states, list) else [states] * len(outs)
@@ -121,12 +114,10 @@ def _tap(
     for k, (out, state) in enumerate(zip(outs, each, strict=True)):
         if state is not None and (out.is_floating_point() or out.is_complex()):
             # a result that is not followed is tapped too: a gradient that reaches it is refused
-            use.results.append(k)
-            use.out_layouts.append(state if isinstance(state, Layout) else closed(0))
-            use.refused.append(state.reason if isinstance(state, Mixed) else None)
-            use.out_shapes.append(out.shape)
-    if use.results and any(o.wanted for o in use.operands):
-        dirty = operator.name in _FRESH and len(outs) == 1 and outs[0]._base is None
+            layout = state if isinstance(state, Layout) else closed(0)
+            use.add(k, layout, state.reason if isinstance(state, Mixed) else None, out.shape)
+    if use.results and wanted:
+        dirty = operator.fresh and len(outs) == 1 and outs[0]._base is None
         picked = [outs[k] for k in use.results]
         use.fingerprint = fingerprint(saved)
         recorder.tape._ledger.expect(use)

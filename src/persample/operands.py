@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from .marks import version
+from .marks import Derived, version
 from .use import Operand, View
 
 if TYPE_CHECKING:
     from .recorder import Recorder
 
 
-def operands_of(recorder: Recorder, leaves: list[Any], owned: set[int]) -> list[Operand]:
-    """The parameter arguments among a call's leaves."""
-    operands = []
-    for position, value in enumerate(leaves):
-        if isinstance(value, Tensor) and id(value) in owned:
-            slot = recorder.parameters.slots.get(id(value))
-            edge = None
-            if slot is None and recorder.is_selected(value):
-                edge = torch.autograd.graph.get_gradient_edge(value)
-            name = None if slot is None else slot.name
-            operand = Operand(position, value.detach(), name, edge, version(value))
-            if edge is not None:
-                _find_view(recorder, value, operand)
-            operands.append(operand)
-    return operands
+def operand_of(recorder: Recorder, position: int, value: Tensor) -> Operand:
+    """A parameter argument at a position among a call's leaves."""
+    slot = recorder.parameters.slots.get(id(value))
+    if slot is not None:
+        return Operand(position, value.detach(), slot.name, None, version(value))
+    edge, state = None, recorder.look(value)
+    if isinstance(state, Derived) and state.selected:
+        edge = torch.autograd.graph.get_gradient_edge(value)
+    operand = Operand(position, value.detach(), None, edge, version(value))
+    if edge is not None:
+        _find_view(recorder, value, operand)
+        operand.lookup = state.lookup if isinstance(state, Derived) else None
+    return operand
 
 
 def _find_view(recorder: Recorder, value: Tensor, operand: Operand) -> None:

@@ -5,63 +5,37 @@ from __future__ import annotations
 import contextlib
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
-from .backward import ENGINE, run_backward, run_grad, tape_backward, weighted_backward
-from .custom import CustomFunctions, graph_node
-from .enter import entered
+from .backward import tape_backward, weighted_backward
+from .calls import Calls
+from .custom import CustomFunctions
 from .errors import Reason, UsageError, here
 from .inputs import Inputs
-from .layout import CONSTANT, Constant, Mixed, State
-from .marks import EXCLUDED, SELECTED, Derived, Mark, Marks, gained_history, same
-from .meeting import meet, not_per_sample
+from .layout import CONSTANT, Mixed, State
+from .marks import EXCLUDED, SELECTED, Derived, Marks, gained_history
 from .parameters import Parameters, Params
-from .propagate import Operator, collect, find, propagate
+from .propagate import find
 from .tape import Tape
 
-Coloured = list[tuple[Tensor, State]]
-
-# Operators whose results may share memory with an argument.
-_ALIASING = frozenset(
-    """view reshape flatten unflatten ravel view_as reshape_as permute transpose swapaxes swapdims t
-    T H mT mH adjoint movedim moveaxis unsqueeze squeeze expand expand_as broadcast_to select
-    narrow unbind chunk split split_with_sizes tensor_split hsplit vsplit dsplit diagonal unfold
-    getitem to type float double half bfloat16 contiguous detach alias data real imag conj
-    view_as_real view_as_complex resolve_conj resolve_neg positive as_tensor linalg_diagonal
-    type_as slice as_strided broadcast_tensors atleast_1d atleast_2d atleast_3d meshgrid""".split()
-)
-# Operators that look only at shape or dtype of all arguments but the first.
-_SHAPE_ONLY = frozenset(
-    [
-        "expand_as",
-        "view_as",
-        "reshape_as",
-        "type_as",
-        "to",
-        "zeros_like",
-        "ones_like",
-        "empty_like",
-        "full_like",
-    ]
-)
 _OPEN: list[set[int]] = []  # ids of the modules of every open recording
 
 
 class _Mode(TorchFunctionMode):
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, calls: Calls) -> None:
         super().__init__()
-        self.recorder = recorder
+        self.calls = calls
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         operator = find(func)
         if operator.ignore:
             return func(*args, **(kwargs or {}))
-        return self.recorder.handle(operator, func, args, kwargs or {})
+        return self.calls.handle(operator, func, args, kwargs or {})
 
 
 class Recorder:
@@ -89,13 +63,13 @@ class Recorder:
         self.inputs = Inputs(self, dim=dim, constants=constants, sample_ids=sample_ids)
         self.rules = {find(f).name: rule for f, rule in (rules or {}).items()}
         self.custom = CustomFunctions(self)
-        self.mode = _Mode(self)
+        self.calls = Calls(self)
+        self.mode = _Mode(self.calls)
         self.anchor = torch.zeros((), requires_grad=True)
         self._tape: Tape | None = Tape(self)
-        self._tape_ref = weakref.ref(self._tape)
+        self.tape_ref = weakref.ref(self._tape)
         weakref.finalize(self._tape, self.release)
         self._modules: set[int] = set()
-        self.entering: list[Any] = []
         self._eager = contextlib.ExitStack()
         self.entered = self.busy = False
 
@@ -151,7 +125,7 @@ class Recorder:
     @property
     def tape(self) -> Tape:
         """The tape; after the block it lives only as long as its user holds it."""
-        tape = self._tape_ref()
+        tape = self.tape_ref()
         assert tape is not None
         return tape
 
@@ -180,82 +154,6 @@ class Recorder:
         """Forget every tensor."""
         self.marks.table.clear()
         self.custom.clear()
-
-    # ------------------------------------------------------------------ one call
-
-    def handle(
-        self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> Any:
-        """Any call that is not a mere look at an attribute."""
-        if func in ENGINE:
-            return self._engine(func, args, kwargs)
-        if operator.name == "grad_fn":
-            return graph_node(func(*args))
-        if func is Tensor.register_hook:
-            hook = self.custom.guarded(args[0], *args[1:], **kwargs)
-            return func(args[0], hook)  # type: ignore[no-untyped-call]
-        if operator.enter and func not in self.entering:
-            return self._enter(func, args, kwargs)
-        tensors: list[Tensor] = []
-        collect(args, tensors)
-        if kwargs:
-            collect(kwargs, tensors)
-        if operator.name in _SHAPE_ONLY:
-            del tensors[1:]
-        coloured: Coloured = []
-        owned: list[Tensor] = []
-        data = False
-        for tensor in tensors:
-            state = self.look(tensor)
-            if state is None:
-                continue
-            if isinstance(state, Derived):
-                owned.append(tensor)
-            else:
-                coloured.append((tensor, state))
-                data = data or not isinstance(state, Constant)
-        if coloured:
-            if torch.is_grad_enabled():
-                self.custom.forget()
-            else:
-                self.custom.read(coloured)
-        if not owned:
-            if not coloured:
-                return func(*args, **kwargs)
-            return self._data(operator, func, args, kwargs, coloured)
-        if not data:
-            return self._derive(operator, func, args, kwargs, owned)
-        if not torch.is_grad_enabled():
-            return self._data(operator, func, args, kwargs, coloured)
-        bad = not_per_sample(operator, coloured)
-        if bad is not None:
-            out = func(*args, **kwargs)
-            self._store(operator, args[0] if operator.inplace else out, bad, coloured)
-            return out
-        return meet(self, operator, func, args, kwargs, coloured, owned)
-
-    def _enter(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Run a Python function of torch with the recorder watching its body.
-
-        A C function may report itself under the name of the Python function that calls it; met
-        again inside, the name means the C function.
-        """
-        self.entering.append(func)
-        try:
-            with self.mode:
-                return entered(func)(*args, **kwargs)
-        finally:
-            self.entering.pop()
-
-    def _engine(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """``loss.backward()`` and ``torch.autograd.grad`` inside the block."""
-        if self.busy:  # checkpointing back-propagates inside backward
-            with self.mode:
-                return entered(func)(*args, **kwargs)
-        if func is torch.autograd.grad:
-            return run_grad(self, args, kwargs)
-        run_backward(self, func, args, kwargs)
-        return None
 
     def backward(self, losses: Tensor, *, scale: float | Tensor | None, retain_graph: bool) -> None:
         """The body of ``Tape.backward``."""
@@ -310,80 +208,3 @@ class Recorder:
         state = Mixed(Reason("an unseen operator", why, (tuple(tensor.shape),), here(), fix))
         self.marks.put(tensor, state)
         return state
-
-    # ------------------------------------------------------------------ calls without a meeting
-
-    def _data(
-        self,
-        operator: Operator,
-        func: Any,
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        coloured: Coloured,
-    ) -> Any:
-        """No parameter is involved, or no gradient is wanted: run, then follow the samples."""
-        seen = tuple(args)
-        if operator.inplace and operator.name in _ALIASING:  # the shape before the call matters
-            before = args[0].detach()
-            seen = (before, *args[1:])
-            coloured = [(before if t is args[0] else t, s) for t, s in coloured]
-        out = func(*args, **kwargs)
-        result = args[0] if operator.inplace and args else out
-        states = propagate(operator, func, seen, kwargs, result, coloured, self.n or 0)
-        self._store(operator, result, states, coloured)
-        return out
-
-    def _derive(
-        self,
-        operator: Operator,
-        func: Any,
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        owned: list[Tensor],
-    ) -> Any:
-        """Parameters and constants only: the result is derived from parameters."""
-        derived = SELECTED if any(self.is_selected(t) for t in owned) else EXCLUDED
-        out = func(*args, **kwargs)
-        outs: list[Tensor] = []
-        collect(args[0] if operator.inplace and args else out, outs)
-        for tensor in outs:
-            if tensor.requires_grad and id(tensor) not in self.parameters.slots:
-                if operator.inplace:
-                    self.marks.rewrite(tensor, derived, changed=True)
-                else:
-                    like = self._memory(operator, tensor, owned[0])
-                    self.marks.put(tensor, derived, like)
-        return out
-
-    def _store(self, operator: Operator, out: Any, states: Any, coloured: Coloured) -> None:
-        """Mark an operator's results."""
-        outs: list[Tensor] = []
-        collect(out, outs)
-        each = states if isinstance(states, list) else [states] * len(outs)
-        for tensor, state in zip(outs, each, strict=True):
-            if state is None and tensor.requires_grad and not tensor.is_leaf:
-                state = CONSTANT
-            if operator.inplace:
-                self._rewrite(tensor, state)
-            elif state is not None:
-                self.marks.put(tensor, state, self._memory(operator, tensor, coloured[0][0]))
-                if operator.name == "view_as":
-                    # torch itself views an argument that a custom function returns as it is, and
-                    # gives the view the function's node afterwards: look again
-                    self.marks.table[id(tensor)].history = False
-
-    def _rewrite(self, tensor: Tensor, state: State | None) -> None:
-        known = self.marks.table.get(id(tensor))
-        if known is None and state is None:
-            return
-        before = known.state if known is not None else None
-        self.marks.rewrite(tensor, state or CONSTANT, changed=not same(before, state or CONSTANT))
-
-    def _memory(self, operator: Operator, out: Tensor, source: Tensor) -> Mark | None:
-        """The mark of a tensor that shares its memory with a result."""
-        if operator.name not in _ALIASING:
-            return None
-        base = out._base
-        if base is not None:
-            return self.marks.table.get(id(base))
-        return self.marks.table.get(id(source)) if operator.name == "detach" else None

@@ -1,11 +1,99 @@
-"""The autograd node that hands an operator's output gradient to its use."""
+"""How a use gets its operator's output gradient: a hook before the operator's own node, or a node.
+
+The hook is the rule: it costs little and leaves the graph as torch built it. A node of our own
+(:class:`Tap`) serves where there is no native node (no argument requires a gradient), where several
+results are tapped, and where saved-tensor hooks (activation checkpointing, offloading) decide how
+the arguments are kept.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+from .marks import version
+from .propagate import Operator
+from .use import Use
+
+if TYPE_CHECKING:
+    from .recorder import Recorder
+
+_PRODUCTS = frozenset(("linear", "matmul", "addmm", "baddbmm", "bmm", "einsum"))
+
+
+class Before:
+    """Called by autograd before the operator's own node runs, with the complete gradients.
+
+    The arguments are held detached: an argument that is written to later gets a history that leads
+    through this very node, and would keep itself alive.
+    """
+
+    __slots__ = ("index", "saved", "shape", "use", "versions")
+
+    def __init__(
+        self, use: Use, saved: Sequence[Tensor], index: int, shape: torch.Size | None
+    ) -> None:
+        self.use, self.index, self.shape = use, index, shape
+        self.saved: tuple[Tensor, ...] | None = tuple(t.detach() for t in saved)
+        self.versions = [version(t) for t in self.saved]
+
+    def __call__(self, grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
+        """Hand the gradient to the use; matrix products get one that need not be copied twice."""
+        grad, tape = grads[self.index], self.use.tape()
+        if grad is None or tape is None:
+            return None
+        changed = None
+        with torch._C.DisableTorchFunction():
+            if self.shape is not None:
+                grad = grad.reshape(self.shape)
+            elif grad.dim() > 2 and self.use.operator in _PRODUCTS and not grad.is_contiguous():
+                grad = grad.contiguous()
+                changed = (*grads[: self.index], grad, *grads[self.index + 1 :])
+            tape.receive(self.use, self._unpacked(), (grad,))
+        if not tape.retains():
+            self.saved = None
+        return changed
+
+    def _unpacked(self) -> tuple[Tensor, ...]:
+        if self.saved is None:
+            raise RuntimeError(
+                f"{self.use.operator}: back-propagating a second time through a graph that was "
+                "freed; pass retain_graph=True the first time"
+            )
+        if any(version(t) != seen for t, seen in zip(self.saved, self.versions, strict=True)):
+            raise RuntimeError(
+                f"an argument of {self.use.operator} was modified by an inplace operation after "
+                "it was used, and is needed for gradients"
+            )
+        return self.saved
+
+
+def source(operator: Operator, recorder: Recorder, result: Tensor) -> Tensor | None:
+    """The tensor whose node a hook can go on: the result, or what it is a reshaped view of.
+
+    A view that is written to in place gets a new node, and gradients no longer pass its old one;
+    they pass the node of the tensor it is a view of.
+    """
+    if not operator.fresh or operator.inplace or recorder.native:
+        return None
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        return None
+    base = result._base
+    if base is None:
+        return result if result.grad_fn is not None else None
+    whole = base.numel() == result.numel() and base.is_contiguous() and result.is_contiguous()
+    return base if whole and base.grad_fn is not None else None
+
+
+def hook(use: Use, result: Tensor, made: Tensor, saved: Sequence[Tensor]) -> None:
+    """Listen at the node of ``made``, a tensor with the result's elements."""
+    node = made.grad_fn
+    assert node is not None
+    shape = None if made is result else result.shape
+    node.register_prehook(Before(use, saved, made.output_nr, shape))
 
 
 class Tap(torch.autograd.Function):

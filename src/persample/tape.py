@@ -81,6 +81,10 @@ class Tape:
         """A tap fired (internal)."""
         self._ledger.receive(use, saved, grads)
 
+    def retains(self) -> bool:
+        """Whether the graph may be back-propagated again (internal)."""
+        return self._ledger.retain or not self._ledger.receiving
+
     def explain(self) -> Explanation:
         """Every use, what is slow and why, parameters without gradient, ambiguous sizes."""
         return explain(self._open(), self._ledger)

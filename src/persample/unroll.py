@@ -7,7 +7,6 @@ serves the kernel as it is.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from .errors import here
 from .layout import Layout, closed, explicit, ids_of
-from .operands import operands_of
+from .operands import operand_of
 from .recurrence import Recurrence, Steps
 from .use import Use, taken_apart
 
@@ -169,20 +168,19 @@ def _use(recorder: Recorder, weight: Tensor, bias: Tensor | None, layout: Layout
     """The hidden projection as a use of ``linear`` on the previous states."""
     leaves, template = taken_apart((None, weight, bias), {})
     owned = {id(t) for t in (weight, bias) if t is not None and recorder.is_selected(t)}
-    operands = operands_of(recorder, leaves, owned)
+    operands = [
+        operand_of(recorder, k, v) for k, v in enumerate(leaves) if v is not None and id(v) in owned
+    ]
     if not operands:
         return None
     frozen = (v for v in leaves if isinstance(v, Tensor) and id(v) not in owned)
     others = {id(v): v.detach() for v in frozen}
     use = Use(
-        tape=weakref.ref(recorder.tape), operator="linear", func=F.linear, template=template,
+        tape=recorder.tape_ref, operator="linear", func=F.linear, template=template,
         leaves=[others.get(id(v)) for v in leaves],
         operands=operands, data=[0], layouts=[layout], place=here(), inplace=False, rng=None,
         autocast=(),
     )  # fmt: skip
-    use.results.append(0)
-    use.out_layouts.append(layout)
-    use.refused.append(None)
-    use.out_shapes.append(torch.Size((0, weight.shape[0])))
+    use.add(0, layout, None, torch.Size((0, weight.shape[0])))
     recorder.tape._ledger.expect(use)
     return use

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -29,12 +30,23 @@ class View:
     offset: int
 
 
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """A derived tensor that holds rows of a recorded table: ``table[index]``."""
+
+    name: str
+    index: Tensor
+    padding: int
+    shape: torch.Size
+    version: int
+
+
 @dataclass(slots=True)
 class Operand:
     """A parameter argument of a use: a parameter itself (``name``) or derived from parameters.
 
     ``view`` is set if it is a strided view of one parameter, with the axes ``expanded`` (repeated
-    without memory) shrunk to one.
+    without memory) shrunk to one; ``lookup`` if it holds rows of one, picked by constants.
     """
 
     position: int
@@ -44,6 +56,7 @@ class Operand:
     version: int = 0
     view: View | None = None
     expanded: tuple[int, ...] = ()
+    lookup: Lookup | None = None
 
     @property
     def wanted(self) -> bool:
@@ -79,10 +92,24 @@ class Template:
 def taken_apart(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], Template]:
     """The leaves of a call and the template that puts them together again."""
     leaves = [*args, *kwargs.values()]
-    if any(isinstance(v, (list, tuple, dict)) for v in leaves):
-        leaves, spec = tree_flatten((tuple(args), kwargs))
-        return leaves, Template(spec, 0, ())
-    return leaves, Template(None, len(args), tuple(kwargs))
+    for value in leaves:
+        if isinstance(value, (list, tuple, dict)) and _holds_tensors(value):
+            leaves, spec = tree_flatten((tuple(args), kwargs))
+            return leaves, Template(spec, 0, ())
+    return leaves, _flat_template(len(args), tuple(kwargs))
+
+
+@functools.cache
+def _flat_template(positional: int, names: tuple[str, ...]) -> Template:
+    return Template(None, positional, names)
+
+
+def _holds_tensors(value: Any) -> bool:
+    items = value.values() if isinstance(value, dict) else value
+    return any(
+        isinstance(v, Tensor) or (isinstance(v, (list, tuple, dict)) and _holds_tensors(v))
+        for v in items
+    )
 
 
 @dataclass(slots=True)
@@ -108,31 +135,44 @@ class Use:
     fired: int = 0
     fingerprint: list[float] | None = None
 
+    def add(self, index: int, layout: Layout, refused: Reason | None, shape: torch.Size) -> None:
+        """A result that is tapped."""
+        self.results.append(index)
+        self.out_layouts.append(layout)
+        self.refused.append(refused)
+        self.out_shapes.append(shape)
+
     def fire(self, saved: tuple[Tensor, ...], grads: tuple[Tensor | None, ...]) -> None:
         """Called by the tap in backward."""
         tape = self.tape()
         if tape is not None:
             tape.receive(self, saved, grads)
 
-    def arguments(self, firing: Firing) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The call's arguments: saved data, constants and the operands' values."""
+    def values(self, firing: Firing) -> list[Any]:
+        """The call's leaves: saved data, constants and the operands' values."""
         leaves = list(self.leaves)
         for position, tensor in zip(self.data, firing.saved, strict=True):
             leaves[position] = tensor
         for operand in self.operands:
             leaves[operand.position] = operand.value
-        return self.template.call(leaves)
+        return leaves
+
+    def arguments(self, firing: Firing) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The call's arguments."""
+        return self.template.call(self.values(firing))
 
     def bind(self, firing: Firing, *names: str) -> list[Any]:
         """The first arguments by position, or by name."""
+        template = self.template
+        if template.spec is None and not template.names:  # the usual call
+            found = self.values(firing)[: len(names)]
+            return found + [None] * (len(names) - len(found))
         args, kwargs = self.arguments(firing)
-        found = []
-        for k, name in enumerate(names):
-            value = args[k] if k < len(args) else None
-            if k >= len(args):
-                for alias in _ALIASES.get(name, (name,)):
-                    value = kwargs.get(alias, value)
-            found.append(value)
+        found = list(args[: len(names)])
+        for name in names[len(found) :]:
+            found.append(
+                next((kwargs[a] for a in _ALIASES.get(name, (name,)) if a in kwargs), None)
+            )
         return found
 
     def option(self, name: str, default: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .form import Form, spans, wide
+from .form import Form, squared, wide
 
 
 class Dense(Form):
@@ -37,11 +37,7 @@ class Dense(Form):
         """Σ over the row's elements."""
         if self.dtype.is_complex or self.dtype != wide(self.dtype):
             return super().sq_norms()
-        out = torch.zeros(self.n, dtype=self.dtype, device=self.device)
-        flat = self.values.reshape(self.n, -1)
-        for first, last in spans(self.n, self.size * self.dtype.itemsize, 1 << 20):  # in cache
-            out[first:last] = flat[first:last].square().sum(1)
-        return out
+        return squared(self.values)
 
     def weighted_sum(self, c: Tensor) -> Tensor:
         """One matrix-vector product."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from .form import BUDGET, Form, real, spans, wide
+from .form import BUDGET, Form, real, spans, squared, wide
 from .sketch import Sketch
 
 
@@ -103,8 +104,8 @@ class Outer(Form):
         found = self._direct()
         if not energy:
             return found, found
-        left, right = self._wide(0, self.n)
-        return found, (left.square().sum(3) * right.square().sum(3)).sum((1, 2))
+        left, right = (torch.linalg.vector_norm(f, dim=3) for f in self._wide(0, self.n))
+        return found, (left * right).square_().sum((1, 2))
 
     def _gram(self) -> tuple[Tensor, Tensor]:
         """Σₜₛ ⟨lₜ, lₛ⟩⟨rₜ, rₛ⟩; its diagonal is the energy."""
@@ -125,7 +126,7 @@ class Outer(Form):
         k, a, b = self.left.shape[1], self.left.shape[3], self.right.shape[3]
         for first, last in spans(self.n, k * a * b * wide(self.dtype).itemsize, 4 << 20):
             left, right = self._wide(first, last)
-            found[first:last] = torch.matmul(left.transpose(2, 3), right).square_().sum((1, 2, 3))
+            found[first:last] = squared(torch.matmul(left.transpose(2, 3), right))
         return found
 
     def sq_bounds(self) -> Tensor:
@@ -139,16 +140,13 @@ class Outer(Form):
             return self.sq_norms()
         found, energy = self._norms_and_energy(energy=True)
         a, b = self.left.shape[3], self.right.shape[3]
-        unit = torch.finfo(wide(self.dtype)).eps
-        slack = unit * (4 * (math.sqrt(a) + math.sqrt(b)) * energy + 16 * found)
-        doubtful = slack > 1e-3 * found
-        sizes = found + slack
-        if self.t > 1 and bool(doubtful.any()):
-            which = doubtful.nonzero().flatten()
-            exact = Outer(self.left[which].double(), self.right[which].double(), self.shape)
-            sizes[which] = (exact._direct() * (1 + 1e-6)).to(sizes.dtype)
-        rounding = 8 * unit * (self.t * energy).sqrt() if self.t > 1 else 0
-        return (sizes.sqrt() + rounding).square()
+
+        def exactly(which: Tensor) -> Tensor:
+            return Outer(
+                self.left[which].double(), self.right[which].double(), self.shape
+            )._direct()
+
+        return guarded(found, energy, a, b, self.t, exactly)
 
     def weighted_sum(self, c: Tensor) -> Tensor:
         """(c ∘ left)ᵀ right, one matrix product over all samples and positions."""
@@ -232,6 +230,21 @@ class Outer(Form):
             return super().sum_of_squares()
         left, right = self._wide(0, self.n)
         return torch.mm(left[:, 0, 0].square().T, right[:, 0, 0].square()).view(self.shape)
+
+
+def guarded(
+    found: Tensor, energy: Tensor, a: int, b: int, t: int, exactly: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Norms from products of t positions of lengths a and b, plus what rounding can have hidden."""
+    unit = torch.finfo(found.dtype).eps
+    slack = unit * (4 * (math.sqrt(a) + math.sqrt(b)) * energy + 16 * found)
+    doubtful = slack > 1e-3 * found
+    sizes = found + slack
+    if t > 1 and bool(doubtful.any()):
+        which = doubtful.nonzero().flatten()
+        sizes[which] = (exactly(which) * (1 + 1e-6)).to(sizes.dtype)
+    rounding = 8 * unit * (t * energy).sqrt() if t > 1 else 0
+    return (sizes.sqrt() + rounding).square()
 
 
 def concatenated(forms: list[Outer]) -> Outer:

@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .form import Form, real, spans, wide
-from .outer import Outer
+from .correlation import patch_products
+from .form import Form, real, spans, squared, wide
+from .outer import Outer, guarded
 from .sketch import Sketch
 
 
@@ -119,45 +120,95 @@ class Patches(Form):
 
     # ------------------------------------------------------------------ queries
 
+    def _positions_pay(self) -> bool:
+        """Products of positions against the rows themselves, in multiplications."""
+        g = self.geometry
+        if g.transposed or self.dtype.is_complex or self.n == 0 or self.images != 1:
+            return False
+        p, s = self.grad.shape[2:].numel(), self.x.shape[2:].numel()
+        o, c, taps = self.shape[0], self.x.shape[1], self.shape[2:].numel()
+        if self._unfold_first():
+            products = p * c * taps * (p + 24)  # writing a patch out is slow
+        else:
+            products = s * s * c + 16 * p * p * g.groups * sum(self.shape[2:])
+        return p * p * o + products < p * o * (c // g.groups) * taps
+
+    def _unfold_first(self) -> bool:
+        """Whether products of patches are cheaper than products of all pixels (large strides)."""
+        p, s = self.grad.shape[2:].numel(), self.x.shape[2:].numel()
+        return self.x.dim() <= 4 and s * s > p * (p + 24) * self.shape[2:].numel()
+
+    def _patch_products(self, first: int, last: int) -> Tensor:
+        g = self.geometry
+        x = self.x[first:last].to(wide(self.dtype))
+        if self._unfold_first():
+            columns = unfold(x, self.shape[2:], g).unflatten(1, (g.groups, -1))
+            return torch.matmul(columns.mT, columns)
+        x = x.unflatten(1, (g.groups, -1))
+        out = self.grad.shape[2:]
+        return patch_products(x, self.shape[2:], out, g.stride, g.padding, g.dilation)
+
+    def _by_positions(self) -> tuple[Tensor, Tensor]:
+        """‖gᵢ‖² = Σ over pairs of positions, and its diagonal, the energy."""
+        g, dtype = self.geometry, wide(self.dtype)
+        out = self.grad.new_zeros(self.n, dtype=real(self.dtype))
+        energy = torch.zeros_like(out)
+        pixels = 0 if self._unfold_first() else self.x.shape[2:].numel()
+        item = 4 * g.groups * (pixels + self.grad.shape[2:].numel()) ** 2
+        for first, last in spans(self.n, item, 4 << 20):
+            grad = self.grad[first:last].to(dtype).unflatten(1, (g.groups, -1)).flatten(3)
+            products = torch.matmul(grad.mT, grad)
+            products *= self._patch_products(first, last)
+            out[first:last] = products.sum((1, 2, 3))
+            energy[first:last] = products.diagonal(dim1=2, dim2=3).sum((1, 2))
+        return out.clamp_(min=0), energy
+
     def sq_norms(self) -> Tensor:
         """Position products on small maps, else the rows, a few at a time."""
         if self.dtype.is_complex or self.n == 0:
             return super().sq_norms()
-        positions = self.grad.shape[2:].numel() * self.images
-        a, b = self.shape[0], self.size // max(self.shape[0], 1)
-        unfolds = not self.geometry.transposed and self.geometry.groups == 1 and self.x.dim() <= 4
+        if self._positions_pay():
+            return self._by_positions()[0]
+        return self._by_rows()
+
+    def _by_rows(self) -> Tensor:
         out = self.grad.new_zeros(self.n, dtype=real(self.dtype))
-        if unfolds and positions * (a + b) < 0.9 * a * b:
-            for first, last in spans(self.n, positions * (b + 2 * positions) * 4):
-                out[first:last] = self._outer(first, last).sq_norms()
-            return out
         for first, last in spans(self.n, self.size * 4, 16 << 20):
-            rows = self.wide_dense(first, last)
-            out[first:last] = rows.flatten(1).square().sum(1)
+            out[first:last] = squared(self.wide_dense(first, last))
         return out
 
     def sq_bounds(self) -> Tensor:
-        """Rows computed directly; rounding is relative to what was added up."""
-        if self.dtype in (torch.float64, torch.complex128):
+        """What rounding can have hidden is added; doubtful samples again in double precision."""
+        if self.dtype in (torch.float64, torch.complex128) or self.n == 0:
             return self.sq_norms()
+        if self._positions_pay():
+            found, energy = self._by_positions()
+            b = self.size // self.shape[0]
+            t = self.grad.shape[2:].numel()
+            return guarded(found, energy, self.shape[0], b, t, self._exactly)
         found = self.sq_norms()
         m = self.images
-        energy = self.x.float().flatten(1).square().sum(1).view(-1, m)
-        other = self.grad.float().flatten(1).square().sum(1).view(-1, m)
-        taps = self.shape[2:].numel()
-        sizes = (energy * other * taps).sqrt_().sum(1).square()
+        x, grad = self.x.float().flatten(1), self.grad.float().flatten(1)
+        each = torch.linalg.vector_norm(x, dim=1) * torch.linalg.vector_norm(grad, dim=1)
+        sizes: Tensor = each.view(-1, m).sum(1).square() * self.shape[2:].numel()
         slack = torch.finfo(torch.float32).eps ** 2 * 1e4 * sizes
         gap = 2 * found.sqrt() * slack.sqrt() + slack
         loose = gap > 1e-3 * found
         bound = found + gap
         if bool(loose.any()):
-            for i in loose.nonzero().flatten().tolist():
-                part = slice(i * m, (i + 1) * m)
-                exact = Patches(
-                    self.x[part].double(), self.grad[part].double(), self.weight, self.geometry, m
-                )
-                bound[i] = exact.sq_norms()[0] * (1 + 1e-6)
+            which = loose.nonzero().flatten()
+            bound[which] = (self._exactly(which) * (1 + 1e-6)).to(bound.dtype)
         return bound
+
+    def _exactly(self, which: Tensor) -> Tensor:
+        """‖gᵢ‖² of a few samples from rows in double precision."""
+        m = self.images
+        found = []
+        for i in which.tolist():
+            part = slice(i * m, (i + 1) * m)
+            x, grad = self.x[part].double(), self.grad[part].double()
+            found.append(Patches(x, grad, self.weight, self.geometry, m)._by_rows())
+        return torch.cat(found)
 
     def weighted_sum(self, c: Tensor) -> Tensor:
         """One ordinary weight gradient with scaled output gradients."""

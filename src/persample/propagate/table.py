@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .call import Rule
+from .call import Rule, elementwise, first_only
+from .facts import ALIASING, BY_SHAPE, FRESH, RANDOM, SHAPE_ONLY
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,12 @@ class Operator:
     ignore: bool = False
     enter: bool = False
     constant: bool = False
+    aliasing: bool = False
+    shape_only: bool = False
+    fresh: bool = False
+    random: bool = False
+    by_shape: bool = False
+    graph: bool = False
 
 
 RULES: dict[str, Rule] = {}
@@ -128,7 +135,13 @@ def _add_attribute(table: dict[Any, Operator], name: str, value: Any) -> None:
     if name in _ATTRIBUTES or name.startswith("is_"):
         table[getter] = Operator(name, ignore=True)
     else:
-        table[getter] = Operator(name, rule=RULES.get(name), linear=name in LINEAR)
+        table[getter] = Operator(
+            name,
+            rule=RULES.get(name),
+            linear=name in LINEAR,
+            aliasing=name in ALIASING,
+            graph=name == "grad_fn",
+        )
 
 
 def _add(table: dict[Any, Operator], function: Any, attribute: str) -> None:
@@ -158,6 +171,12 @@ def describe_operator(function: Any, name: str) -> Operator:
         routes=short in ROUTES,
         enter=enter,
         constant=short in CONSTANT,
+        aliasing=short in ALIASING,
+        shape_only=short in SHAPE_ONLY,
+        fresh=short in FRESH,
+        random=short in RANDOM,
+        graph=short in ("backward", "grad", "register_hook"),
+        by_shape=not inplace and (short in BY_SHAPE or found in (elementwise, first_only)),
     )
 
 

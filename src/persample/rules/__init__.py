@@ -10,6 +10,6 @@ from . import (  # noqa: F401  (importing a family fills the table)
 )
 from .generic import generic
 from .rows import Unsuited
-from .table import RULES, Forms, Rule
+from .table import RULES, Forms, OfTable, Rule
 
-__all__ = ["RULES", "Forms", "Rule", "Unsuited", "generic"]
+__all__ = ["RULES", "Forms", "OfTable", "Rule", "Unsuited", "generic"]

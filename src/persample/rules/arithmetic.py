@@ -8,6 +8,7 @@ from torch import Tensor
 from ..forms import Dense, wide
 from ..layout import Layout
 from ..use import Firing, Operand, Use
+from .embedding import looked_up
 from .rows import Unsuited
 from .table import Forms, rule
 
@@ -91,6 +92,9 @@ def arithmetic(use: Use, firing: Firing, n: int) -> Forms:
     for operand in use.operands:
         first = operand.value is a
         part = _derivative(use.operator, a, b, grad, first, alpha)
+        if operand.lookup is not None and part.shape == operand.value.shape:
+            found.append(looked_up(part, layout, operand, n))
+            continue
         value = reduced(part, layout, operand, n)
         if not operand.value.is_complex() and value.is_complex():
             value = value.real

@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..forms import Rows
-from ..use import Firing, Use
+from ..forms import Dense, Rows
+from ..layout import Layout
+from ..use import Firing, Lookup, Operand, Use
 from .rows import Unsuited, row_ids
-from .table import Forms, rule
+from .table import Forms, OfTable, rule
 
 
 @rule("embedding")
@@ -21,16 +22,46 @@ def embedding(use: Use, firing: Firing, n: int) -> Forms:
     if grad is None or len(use.operands) != 1:
         raise Unsuited
     sample = row_ids(grad, layout, n, grad.dim() - 1)
-    flat = index.reshape(-1)
     values = grad.reshape(-1, grad.shape[-1])
-    keep = sample >= 0
-    if padding is not None and padding >= 0:
-        keep = keep & (flat != padding)
-    values = values.masked_fill(~keep.unsqueeze(1), 0)
-    sample = sample.clamp(min=0)
+    found = _rows(sample, index.reshape(-1), values, n, weight.shape, padding)
     if by_frequency:
-        values = values / _counts(sample, flat, weight.shape[0], values.dtype).unsqueeze(1)
-    return [Rows(sample, flat.to(torch.long), values, n, weight.shape)]
+        counts = _counts(found.sample, found.index, weight.shape[0], values.dtype)
+        found.values = found.values / counts.unsqueeze(1)
+    return [found]
+
+
+def looked_up(grad: Tensor, layout: Layout, operand: Operand, n: int) -> OfTable:
+    """Rows of a table, chosen by constants, that meet each sample in places of its own."""
+    lookup = operand.lookup
+    if lookup is None or operand.value.shape != grad.shape:
+        raise Unsuited
+    sample = row_ids(grad, layout, n, grad.dim() - 1)
+    values = grad.reshape(-1, grad.shape[-1])
+    index = lookup.index.reshape(-1)
+    return OfTable(_rows(sample, index, values, n, lookup.shape, lookup.padding))
+
+
+def as_rows(form: Dense, lookup: Lookup) -> Rows:
+    """The gradient of ``table[index]``, the same index for every sample, as one of the table."""
+    n, index = form.n, lookup.index.reshape(-1)
+    sample = torch.arange(n, device=form.device).repeat_interleave(index.numel())
+    values = form.values.reshape(n * index.numel(), form.shape[-1])
+    return _rows(sample, index.repeat(n), values, n, lookup.shape, lookup.padding)
+
+
+def _rows(
+    sample: Tensor, index: Tensor, values: Tensor, n: int, shape: torch.Size, padding: int | None
+) -> Rows:
+    """Rows of no sample, and of the padding index, count nothing."""
+    keep = None
+    if padding is not None and padding >= 0:
+        keep = index != padding
+    if bool((sample < 0).any()):
+        keep = sample >= 0 if keep is None else keep & (sample >= 0)
+        sample = sample.clamp(min=0)
+    if keep is not None:
+        values = values.masked_fill(~keep.unsqueeze(1), 0)
+    return Rows(sample, index.to(torch.long), values, n, shape)
 
 
 def _counts(sample: Tensor, index: Tensor, size: int, dtype: torch.dtype) -> Tensor:

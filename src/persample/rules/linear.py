@@ -138,7 +138,9 @@ def linear(use: Use, firing: Firing, n: int) -> Forms:
     found: Forms = []
     for operand in use.operands:
         if operand.value is bias:
-            found.append(Dense(left.sum(1, dtype=wide(grad.dtype))))
+            found.append(
+                Dense(left.sum(1, dtype=wide(grad.dtype)) if left.shape[1] != 1 else left[:, 0])
+            )
         else:
             right = by_sample(x.conj() if x.is_complex() else x, layout, n, 1)
             found.append(Outer(left.unsqueeze(1), right.unsqueeze(1), weight.shape))

@@ -15,12 +15,16 @@ class Unsuited(Exception):
 def by_sample(x: Tensor, layout: Layout, n: int, keep: int) -> Tensor:
     """(n, t, *last ``keep`` axes); rows of no sample must be zero and are dropped."""
     lead = x.dim() - keep
-    if any(d >= lead for d in layout.axes) or lead <= 0:
-        raise Unsuited
     if layout.ids is not None:
+        if any(d >= lead for d in layout.axes) or lead <= 0:
+            raise Unsuited
         return _ragged(x, layout, n, lead)
     axis, inner = layout.axis, layout.inner
+    if axis >= lead:
+        raise Unsuited
     size = x.shape[axis]
+    if lead == 2 and axis == 0 and size == n and n:
+        return x
     if n == 0 or (x.numel() == 0 and size == 0):
         return x.new_zeros((n, 0, *x.shape[lead:]))
     if axis == 0 and size == n * inner:

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from ..forms import Form
+from ..forms import Form, Rows
 from ..use import Firing, Use
 
-Forms = list[Form | None]
+
+@dataclass(frozen=True, slots=True)
+class OfTable:
+    """An answer for the table behind an operand that was looked up, not for the operand."""
+
+    rows: Rows
+
+
+Forms = list[Form | OfTable | None]
 Rule = Callable[[Use, Firing, int], Forms]
 RULES: dict[str, Rule] = {}
 

@@ -1,0 +1,291 @@
+"""One torch call inside a recording: who takes part in it, and where the samples go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .backward import ENGINE, run_backward, run_grad
+from .custom import graph_node
+from .enter import entered
+from .layout import CONSTANT, Additive, Constant, Layout, State
+from .marks import EXCLUDED, SELECTED, Derived, Mark, same, version
+from .meeting import meet, not_per_sample
+from .propagate import Operator, collect, propagate
+from .use import Lookup
+
+if TYPE_CHECKING:
+    from .recorder import Recorder
+
+Coloured = list[tuple[Tensor, State]]
+_NOTHING = object()
+
+# What layout rules said of calls in which closed layouts and shapes decide.
+_KNOWN: dict[tuple[Any, ...], Any] = {}
+_LIMIT = 1 << 14
+
+
+class Parties:
+    """The tensors of one call: with samples, or of parameters; ``key`` names calls alike."""
+
+    __slots__ = ("coloured", "data", "key", "owned")
+
+    def __init__(self) -> None:
+        self.coloured: Coloured = []
+        self.owned: list[Tensor] = []
+        self.data = False
+        self.key: tuple[Any, ...] | None = None
+
+
+class Calls:
+    """Handles every call that the recorder's mode sees."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.entering: list[Any] = []
+        self._marks = recorder.marks
+        self._table = recorder.marks.table
+        self._slots = recorder.parameters.slots
+        self._custom = recorder.custom
+
+    def handle(
+        self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        """Any call that is not a mere look at an attribute."""
+        if operator.graph:
+            if func in ENGINE:
+                return self._engine(func, args, kwargs)
+            if operator.name == "grad_fn":
+                return graph_node(func(*args))
+            if func is Tensor.register_hook:
+                hook = self._custom.guarded(args[0], *args[1:], **kwargs)
+                return func(args[0], hook)  # type: ignore[no-untyped-call]
+        if operator.enter and func not in self.entering:
+            return self._enter(func, args, kwargs)
+        parties = self._parties(operator, args, kwargs)
+        if parties.coloured:
+            if torch.is_grad_enabled():
+                self._custom.forget()
+            else:
+                self._custom.read(parties.coloured)
+        if not parties.owned:
+            if not parties.coloured:
+                return func(*args, **kwargs)
+            return self._data(operator, func, args, kwargs, parties)
+        if not parties.data:
+            return self._derive(operator, func, args, kwargs, parties.owned)
+        if not torch.is_grad_enabled():
+            return self._data(operator, func, args, kwargs, parties)
+        if parties.key is None:
+            bad = not_per_sample(operator, parties.coloured)
+            if bad is not None:
+                out = func(*args, **kwargs)
+                self._store(operator, args[0] if operator.inplace else out, bad, parties.coloured)
+                return out
+        return meet(self, operator, func, args, kwargs, parties)
+
+    # ------------------------------------------------------------------ who takes part
+
+    def _parties(self, operator: Operator, args: Sequence[Any], kwargs: dict[str, Any]) -> Parties:
+        """Sort a call's tensors; build its key where closed layouts and shapes decide."""
+        parties = Parties()
+        key: list[Any] = [operator.name, self._marks.n]
+        values = [*args, *kwargs.keys(), *kwargs.values()] if kwargs else args
+        if self._sort(operator, values, parties, key) and parties.coloured:
+            parties.key = tuple(key)
+        return parties
+
+    def _sort(
+        self, operator: Operator, values: Sequence[Any], parties: Parties, key: list[Any]
+    ) -> bool:
+        """Whether every tensor is a constant, a parameter, or has a plain closed layout."""
+        table, plain = self._table, operator.by_shape and self._marks.n != 1
+        for value in values:
+            kind = value.__class__
+            if kind is int or kind is str:
+                key.append(value)
+            elif isinstance(value, Tensor):
+                if value.is_nested:  # has no shape
+                    plain = False
+                key.append(value.shape if plain else None)
+                if operator.shape_only and len(key) > 3:
+                    continue
+                mark = table.get(id(value))
+                known = mark is not None and mark.unchanged(value)
+                state = mark.state if known and mark else self.recorder.look(value)
+                if state is None:
+                    plain = plain and (value.dim() != 0 or value.is_floating_point())
+                    continue
+                if state.__class__ is Layout:
+                    plain = plain and state.ids is None and state.coupled is None
+                    key.append(state)
+                    parties.coloured.append((value, state))
+                    parties.data = True
+                elif isinstance(state, Derived):
+                    parties.owned.append(value)
+                else:
+                    plain = False
+                    parties.coloured.append((value, state))
+                    parties.data = parties.data or not isinstance(state, Constant)
+            elif kind is list or kind is tuple or isinstance(value, (list, tuple)):
+                key.append((kind, len(value)))
+                plain = self._sort(operator, value, parties, key) and plain
+            elif kind is slice:
+                key.append(("slice", value.start, value.stop, value.step))
+            elif isinstance(value, dict):
+                plain = False
+                self._sort(operator, list(value.values()), parties, key)
+            else:
+                key.append(repr(value) if kind is bool else value)
+        return plain
+
+    # ------------------------------------------------------------------ ways to run it
+
+    def _enter(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Run a Python function of torch with the recorder watching its body.
+
+        A C function may report itself under the name of the Python function that calls it; met
+        again inside, the name means the C function.
+        """
+        self.entering.append(func)
+        try:
+            with self.recorder.mode:
+                return entered(func)(*args, **kwargs)
+        finally:
+            self.entering.pop()
+
+    def _engine(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """``loss.backward()`` and ``torch.autograd.grad`` inside the block."""
+        if self.recorder.busy:  # checkpointing back-propagates inside backward
+            with self.recorder.mode:
+                return entered(func)(*args, **kwargs)
+        if func is torch.autograd.grad:
+            return run_grad(self.recorder, args, kwargs)
+        run_backward(self.recorder, func, args, kwargs)
+        return None
+
+    def states(
+        self,
+        operator: Operator,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,
+        parties: Parties,
+    ) -> Any:
+        """The states of a call's results, remembered where shapes decide."""
+        key, found = parties.key, _NOTHING
+        if key is not None:
+            try:
+                found = _KNOWN.get(key, _NOTHING)
+            except TypeError:  # an argument that cannot be compared
+                key = None
+        if found is _NOTHING:
+            n = self._marks.n or 0
+            found = propagate(operator, func, args, kwargs, out, parties.coloured, n)
+            if key is not None and _lasting(found):
+                if len(_KNOWN) >= _LIMIT:
+                    _KNOWN.clear()
+                _KNOWN[key] = found
+        return found
+
+    def _data(
+        self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any],
+        parties: Parties,
+    ) -> Any:  # fmt: skip
+        """No parameter is involved, or no gradient is wanted: run, then follow the samples."""
+        seen = tuple(args)
+        if operator.inplace and operator.aliasing:  # the shape before the call matters
+            before = args[0].detach()
+            seen = (before, *args[1:])
+            parties.coloured = [(before if t is args[0] else t, s) for t, s in parties.coloured]
+        out = func(*args, **kwargs)
+        result = args[0] if operator.inplace and args else out
+        states = self.states(operator, func, seen, kwargs, result, parties)
+        if parties.key is not None and states.__class__ is Layout and result.__class__ is Tensor:
+            like = None
+            if operator.aliasing:
+                like = self._memory(operator, result, parties.coloured[0][0])
+            self._marks.put(result, states, like)
+        else:
+            self._store(operator, result, states, parties.coloured)
+        return out
+
+    def _derive(
+        self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any],
+        owned: list[Tensor],
+    ) -> Any:  # fmt: skip
+        """Parameters and constants only: the result is derived from parameters."""
+        derived = SELECTED if any(self.recorder.is_selected(t) for t in owned) else EXCLUDED
+        if operator.name == "embedding" and derived is SELECTED:
+            derived = Derived(True, self._lookup(*args, **kwargs))
+        out = func(*args, **kwargs)
+        outs: list[Tensor] = []
+        collect(args[0] if operator.inplace and args else out, outs)
+        for tensor in outs:
+            if tensor.requires_grad and id(tensor) not in self._slots:
+                if operator.inplace:
+                    self._marks.rewrite(tensor, derived, changed=True)
+                else:
+                    like = self._memory(operator, tensor, owned[0])
+                    self._marks.put(tensor, derived, like)
+        return out
+
+    def _lookup(
+        self, weight: Tensor, indices: Tensor, padding_idx: int = -1,
+        scale_grad_by_freq: bool = False, sparse: bool = False,
+    ) -> Lookup | None:  # fmt: skip
+        """The arguments of torch.embedding; None where its gradient is not just rows."""
+        slot = self._slots.get(id(weight))
+        if slot is None or slot.name is None or scale_grad_by_freq:
+            return None
+        return Lookup(slot.name, indices, padding_idx, weight.shape, version(indices))
+
+    # ------------------------------------------------------------------ what is known afterwards
+
+    def _store(self, operator: Operator, out: Any, states: Any, coloured: Coloured) -> None:
+        """Mark an operator's results."""
+        outs: list[Tensor] = []
+        collect(out, outs)
+        each = states if isinstance(states, list) else [states] * len(outs)
+        for tensor, state in zip(outs, each, strict=True):
+            if state is None and tensor.requires_grad and not tensor.is_leaf:
+                state = CONSTANT
+            if operator.inplace:
+                self._rewrite(tensor, state)
+            elif state is not None:
+                self._marks.put(tensor, state, self._memory(operator, tensor, coloured[0][0]))
+                if operator.name == "view_as":
+                    # torch itself views an argument that a custom function returns as it is, and
+                    # gives the view the function's node afterwards: look again
+                    self._table[id(tensor)].history = False
+
+    def _rewrite(self, tensor: Tensor, state: State | None) -> None:
+        known = self._table.get(id(tensor))
+        if known is None and state is None:
+            return
+        before = known.state if known is not None else None
+        self._marks.rewrite(tensor, state or CONSTANT, changed=not same(before, state or CONSTANT))
+
+    def _memory(self, operator: Operator, out: Tensor, source: Tensor) -> Mark | None:
+        """The mark of a tensor that shares its memory with a result."""
+        if not operator.aliasing:
+            return None
+        base = out._base
+        if base is not None:
+            return self._table.get(id(base))
+        return self._table.get(id(source)) if operator.name == "detach" else None
+
+
+def _lasting(states: Any) -> bool:
+    """Whether states hold for every call with the same key: no reasons, no tensors in them."""
+    each = states if isinstance(states, list) else [states]
+    return all(
+        state is None
+        or (isinstance(state, Layout) and state.ids is None and state.coupled is None)
+        or (isinstance(state, Additive) and state.coupled is None)
+        for state in each
+    )

@@ -1,0 +1,40 @@
+"""What is known of operators by name, besides how they move layouts."""
+
+from __future__ import annotations
+
+# Results may share memory with an argument.
+ALIASING = frozenset(
+    """view reshape flatten unflatten ravel view_as reshape_as permute transpose swapaxes swapdims t
+    T H mT mH adjoint movedim moveaxis unsqueeze squeeze expand expand_as broadcast_to select
+    narrow unbind chunk split split_with_sizes tensor_split hsplit vsplit dsplit diagonal unfold
+    getitem to type float double half bfloat16 contiguous detach alias data real imag conj
+    view_as_real view_as_complex resolve_conj resolve_neg positive as_tensor linalg_diagonal
+    type_as slice as_strided broadcast_tensors atleast_1d atleast_2d atleast_3d meshgrid""".split()
+)
+# Only shape or dtype of all arguments but the first are looked at.
+SHAPE_ONLY = frozenset(
+    """expand_as view_as reshape_as type_as to zeros_like ones_like empty_like full_like""".split()
+)
+# The operator's own backward does not keep its result: a tap may go on it without a copy.
+FRESH = frozenset(
+    """conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d layer_norm group_norm
+    batch_norm rms_norm mul multiply add sub rsub matmul mm bmm addmm baddbmm linear einsum cat
+    embedding stack div where""".split()
+)
+# Random numbers are drawn.
+RANDOM = frozenset(
+    """dropout alpha_dropout feature_dropout feature_alpha_dropout rrelu bernoulli normal poisson
+    binomial scaled_dot_product_attention lstm gru rnn_tanh rnn_relu fractional_max_pool2d
+    fractional_max_pool3d native_dropout multinomial""".split()
+)
+# Besides the element-by-element operators: closed layouts and shapes alone decide where the
+# samples go, not values, strides or dtypes.
+BY_SHAPE = frozenset(
+    """view reshape flatten unflatten permute transpose swapaxes t mT unsqueeze squeeze expand
+    select narrow unbind chunk split split_with_sizes movedim matmul mm bmm addmm baddbmm linear
+    einsum scaled_dot_product_attention cat stack conv1d conv2d conv3d conv_transpose1d
+    conv_transpose2d conv_transpose3d layer_norm rms_norm group_norm batch_norm softmax log_softmax
+    sum mean amax amin logsumexp var std max_pool1d max_pool2d avg_pool1d avg_pool2d
+    adaptive_avg_pool1d adaptive_avg_pool2d embedding pad constant_pad_nd cumsum repeat roll flip
+    where prelu""".split()
+)
