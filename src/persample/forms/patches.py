@@ -118,6 +118,15 @@ class Patches(Form):
         right = columns.view(n, m, b, -1).transpose(2, 3).reshape(n, 1, -1, b)
         return Outer(left, right, self.shape)
 
+    def write(self, out: Tensor) -> Tensor:
+        """Straight into the buffer where matrix products make the rows."""
+        if not self._unfolds() or out.dtype != self.dtype:
+            return super().write(out)
+        width = self.grad.shape[2:].numel() * self.images * self.size // max(self.shape[0], 1)
+        for first, last in spans(self.n, 4 * width):
+            self._outer(first, last).write(out[first:last])
+        return out
+
     # ------------------------------------------------------------------ queries
 
     def _positions_pay(self) -> bool:

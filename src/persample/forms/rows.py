@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
+
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from .form import Form, real, wide
 from .outer import Outer
 from .sketch import Sketch
+
+# The rows that were written to a user's buffer, and the buffer's version then.
+_WRITTEN: MutableMapping[Tensor, tuple[Tensor, int]] = WeakTensorKeyDictionary()
 
 
 class Rows(Form):
@@ -52,11 +58,18 @@ class Rows(Form):
         return out.index_add_(0, sample * v + index, values).view(last - first, v, d)
 
     def write(self, out: Tensor) -> Tensor:
-        """Cleared, then added into."""
+        """Cleared, then added into; a buffer of ours is cleared only where we wrote."""
         if out.dtype != self.dtype or not out.is_contiguous():
             return super().write(out)
         v, d = self.shape
-        out.zero_().view(self.n * v, d).index_add_(0, self.sample * v + self.index, self.values)
+        target, keys = out.view(self.n * v, d), self.sample * v + self.index
+        before = _WRITTEN.get(out)
+        if before is not None and before[1] == out._version:
+            target.index_fill_(0, before[0], 0)
+        else:
+            target.zero_()
+        target.index_add_(0, keys, self.values)
+        _WRITTEN[out] = (keys, out._version)
         return out
 
     def segments(self) -> tuple[Tensor, Tensor, Tensor]:
