@@ -66,6 +66,16 @@ def test_class_agreement_leaves_the_sample_itself_out() -> None:
         assert float(found[i]) == pytest.approx(expected, abs=1e-5)
 
 
+def test_directions_of_vanishing_gradients() -> None:
+    """In float32 the squares of 1e-25 are zero, but its direction is as good as any."""
+    p = rows(6)
+    tiny = p * torch.tensor([1, 1e-25, 1e-12, 1e12, 1e30, 1e-37]).unsqueeze(1)
+    expected = p / p.norm(dim=1, keepdim=True)
+    expected[5] = 0
+    torch.testing.assert_close(neighbours.unit(tiny), expected)
+    assert neighbours.unit(torch.tensor([[0.0, 0.0], [float("nan"), 1.0]])).eq(0).all()
+
+
 @pytest.mark.parametrize("limit", [10_000, 30])
 def test_duplicates(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Above the limit, candidates share a bucket of signs."""

@@ -27,10 +27,16 @@ class Neighbours:
 
 
 def unit(rows: Tensor) -> Tensor:
-    """Rows of length one; zero and non-finite rows become zero."""
-    rows = torch.nan_to_num(rows.float(), nan=0.0, posinf=0.0, neginf=0.0)
+    """Rows of length one; rows that are zero, not finite or below 1e-30 become zero.
+
+    Scaled by their largest entry first: the squares of a well-fitted sample's gradient underflow.
+    """
+    rows = rows.float()
+    top = rows.abs().amax(1, keepdim=True) if rows.numel() else rows.new_zeros(len(rows), 1)
+    fine = torch.isfinite(top) & (top > 1e-30)
+    rows = torch.where(fine, rows / torch.where(fine, top, 1), 0)
     sizes: Tensor = rows.norm(dim=1, keepdim=True)
-    return rows / sizes.clamp(min=torch.finfo(torch.float32).tiny)
+    return rows / sizes.clamp(min=1)
 
 
 def blocks(count: int, size: int = BLOCK) -> Iterator[tuple[int, int]]:
@@ -128,9 +134,9 @@ def _join(
 ) -> None:
     """Point every sample at the earliest one of the pool that it is close to."""
     for a, b in blocks(pool.numel()):
-        mine = projections[pool[a:b]].float()
+        mine = projections[pool[a:b]].float() / norms[pool[a:b]].float().unsqueeze(1)
         for c, d in blocks(b):
-            theirs = projections[pool[c:d]].float()
+            theirs = projections[pool[c:d]].float() / norms[pool[c:d]].float().unsqueeze(1)
             p, q = mine.square().sum(1, keepdim=True), theirs.square().sum(1).unsqueeze(0)
             near = p + q - 2 * mine @ theirs.T <= tolerance**2 * torch.maximum(p, q)
             ratio = norms[pool[a:b]].unsqueeze(1) / norms[pool[c:d]].unsqueeze(0)
