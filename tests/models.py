@@ -110,6 +110,15 @@ def raw_parameters(n: int) -> Case:
 
 
 @model
+def scalar_parameter(n: int) -> Case:
+    def f(s: Any, x: Tensor) -> Tensor:
+        return s.l(x) * s.scale.exp() + s.shift
+
+    scale, shift = nn.Parameter(torch.tensor(0.3)), nn.Parameter(torch.tensor(0.1))
+    return Fn(f, l=nn.Linear(5, 3), scale=scale, shift=shift), (torch.randn(n, 4, 5),)
+
+
+@model
 def einsum(n: int) -> Case:
     net = Fn(lambda s, x: torch.einsum("btd,hde->bhte", x, s.w).tanh(), w=par(2, 5, 3))
     return net, (torch.randn(n, 6, 5),)

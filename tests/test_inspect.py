@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import persample
 from persample import testing
-from persample.inspection import collect, load
+from persample.inspection import load
 from persample.inspection.store import Rows
 
 from .inspected import blobs, interrupted, late, losses, net, report, trained, with_ids
@@ -288,15 +288,23 @@ def test_the_model_and_the_random_generator_end_as_they_were() -> None:
 # ------------------------------------------------------------------ positions
 
 
-def test_tokens_are_coloured_by_what_the_tape_says(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def fake(tape: persample.Tape, direction: Any = None, params: Any = None) -> Tensor:
-        return tape.norms().square().unsqueeze(1) * torch.tensor([0.7, -0.1, 0.4])
+class Reader(nn.Module):
+    """Words in, one score per word or one for all."""
 
-    monkeypatch.setattr(persample.Tape, "positions", fake, raising=False)
+    def __init__(self, pooled: bool) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(5, 4), nn.Linear(4, 2)
+        self.pooled = pooled
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.words(x).tanh()
+        return self.head(h.mean(1)) if self.pooled else self.head(h).sum(1)
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+def test_tokens_are_coloured_by_what_they_contribute(pooled: bool, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Embedding(5, 4), nn.Flatten(), nn.Linear(12, 2))
+    model = Reader(pooled).double()
     batches = [torch.randint(5, (4, 3)) for _ in range(2)]
 
     def squares(model: nn.Module, batch: Tensor) -> Tensor:
@@ -307,21 +315,25 @@ def test_tokens_are_coloured_by_what_the_tape_says(
     shown = found.shown(6)
     assert shown.tokens is not None
     assert shown.contributions is not None
-    expected = found.norms[6].float() ** 2 * torch.tensor([0.7, -0.1, 0.4])
-    torch.testing.assert_close(shown.contributions, expected)
+    assert len(shown.tokens) == len(shown.contributions) == 3
+    kept = [found.names.index(n) for n in (["words.weight"] if pooled else found.names)]
+    expected = found.parameter_norms[6, kept].square().sum()
+    torch.testing.assert_close(shown.contributions.sum(), expected)
     text = found.to_html(tmp_path / "t.html").read_text()
-    assert "70% of the squared norm" in text
+    assert "of the squared norm" in text
+    assert ("count 1 of 3 parameters" in text) == pooled
     assert "&lt;c&gt;" in text
     assert "<c>" not in text
 
-    def refusing(tape: persample.Tape, direction: Any = None, params: Any = None) -> Tensor:
-        raise persample.UsageError("no positions", why="a use without positions")
 
-    monkeypatch.setattr(persample.Tape, "positions", refusing, raising=False)
-    found = persample.inspect(model, squares, batches, show=show, progress=False)
+def test_a_model_without_positions_has_tokens_without_colours(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.EmbeddingBag(5, 4), nn.Linear(4, 2))
+    batches = [torch.randint(5, (4, 3)) for _ in range(2)]
+    found = persample.inspect(model, lambda m, b: m(b).square().sum(1), batches, progress=False)
     assert found.shown(6).contributions is None
-    assert collect.Collected is type(found.collected)
-    assert found.collected.without_positions == "a use without positions"
+    assert found.shown(6).tokens == tuple(str(int(v)) for v in batches[1][2])
+    assert found.collected.without_positions
+    assert "No colours for tokens" in found.to_html(tmp_path / "t.html").read_text()
 
 
 # ------------------------------------------------------------------ files

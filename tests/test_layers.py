@@ -12,9 +12,10 @@ from persample.rules import RULES
 SOURCE = Path(persample.__file__).parent
 ORDER = [
     "errors", "layout", "propagate", "forms", "use", "marks", "parameters", "rules", "tap", "enter",
-    "inputs", "explain", "clipping", "queries", "lean", "ledger", "tape", "custom", "loop",
-    "backward", "operands", "recurrence", "unroll", "meeting", "calls", "recorder",
-    "entry", "testing", "check", "memory", "inspection", "target", "demonstration", "cli",
+    "inputs", "explain", "clipping", "queries", "lean", "ledger", "positions", "asked",
+    "products", "moments", "tape", "custom", "loop", "backward", "operands", "cells", "lstm",
+    "recurrence", "projection", "unroll", "meeting", "calls", "recorder", "entry", "testing",
+    "check", "memory", "inspection", "target", "demonstration", "cli",
     "__main__",
 ]  # fmt: skip
 

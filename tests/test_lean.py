@@ -1,4 +1,4 @@
-"""Lean recordings answer norms and sums exactly and keep nothing."""
+"""Lean recordings answer every question of one tape exactly and keep nothing."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import gc
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import persample
 from persample.testing import oracle
 
-from .models import MODELS
+from .models import MODELS, Fn
 from .test_models import double, loss
 from .test_questions import close, flat_rows
 
@@ -52,13 +53,131 @@ def test_nothing_is_kept() -> None:
     assert factors(True) == 0
 
 
-def test_other_questions_are_refused() -> None:
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_every_other_question(name: str, ahead: bool) -> None:
+    torch.manual_seed(0)
+    model, batch = double(*MODELS[name](3))
+    rows = oracle(model, loss, batch, n=3)
+    with persample.record(model) as kept:
+        kept.backward(loss(model, batch))
+    direction = {name: torch.randn_like(g[0]) for name, g in rows.items()}
+    lean = persample.Ahead(direction, (12, 5), True) if ahead else True
+    with persample.record(model, lean=lean) as tape:
+        tape.backward(loss(model, batch))
+    if ahead:
+        tape._recorder.revisit = None  # everything is answered already
+    close(tape.dots(direction), kept.dots(direction))
+    close(tape.project(12, seed=5), kept.project(12, seed=5))
+    for parameter, value in tape.second_moment().items():
+        close(value, rows[parameter].abs().square().mean(0), 1e-9)
+    for parameter, value in tape.variance().items():
+        size = float(rows[parameter].abs().square().mean(0).max())
+        assert float((value - rows[parameter].var(0)).abs().max()) <= 1e-10 * max(size, 1e-30)
+    for parameter, value in tape.parameter_norms().items():
+        close(value, flat_rows({parameter: rows[parameter]}).norm(dim=1), 1e-9)
+    assert tape.noise_scale().trace == pytest.approx(kept.noise_scale().trace)
+    if not ahead:
+        close(tape.gram(), kept.gram())
+        close(tape.cosine(), kept.cosine())
+        assert tape.project(7, seed=1).shape == (3, 7)
+        for parameter, value in tape.grads().items():
+            close(value, rows[parameter], 1e-9)
+    some = next(iter(rows))
+    close(tape.dots({some: direction[some]}, params=some),
+          kept.dots({some: direction[some]}, params=some), 1e-9)  # fmt: skip
+    assert not tape._ledger.entries
+    assert not tape._ledger.lean.waiting
+
+
+def test_what_was_not_named_ahead_costs_a_pass_and_is_the_same() -> None:
+    model, batch = double(*MODELS["mlp"](3))
+    direction = {name: torch.randn_like(p) for name, p in model.named_parameters()}
+    with persample.record(model, lean=persample.Ahead(direction=direction)) as tape:
+        tape.backward(loss(model, batch))
+    other = {name: d.clone() for name, d in direction.items()}
+    close(tape.dots(other), tape.dots(direction))
+    some = {"0.weight": direction["0.weight"]}
+    close(
+        tape.dots(some, params="0.weight"),
+        tape.dots({"0.weight": other["0.weight"]}, params="0.weight"),
+    )
+
+
+def test_used_inside_and_outside_of_reentrant_checkpointing() -> None:
+    torch.manual_seed(0)
+    net = Fn(
+        lambda s, x: checkpoint(s.b, s.a(s.b(x)), use_reentrant=True).tanh(),
+        a=torch.nn.Linear(5, 5), b=torch.nn.Linear(5, 5),
+    ).double()  # fmt: skip
+    x = torch.randn(3, 5, dtype=torch.float64)
+    rows = oracle(net, loss, (x,), n=3)
+    with persample.record(net, lean=True) as tape:
+        tape.backward(loss(net, (x,)))
+    close(tape.norms(), flat_rows(rows).norm(dim=1))
+    for parameter, value in tape.second_moment().items():
+        close(value, rows[parameter].square().mean(0))
+
+
+def test_two_backwards_are_refused() -> None:
+    model, batch = double(*MODELS["mlp"](3))
+    with persample.record(model, lean=True) as tape:
+        tape.backward(loss(model, batch))
+        with pytest.raises(persample.UsageError, match=r"tape.backward\(a \+ b\)"):
+            tape.backward(loss(model, batch))
+    assert tape.norms().shape == (3,)
+
+
+def test_an_interrupted_backward_leaves_nothing() -> None:
+    model, batch = double(*MODELS["mlp"](3))
+    with persample.record(model, lean=persample.Ahead(projection=(4, 0))) as tape:
+        h = model[0](*batch)
+        h.register_hook(lambda g: g if again else g / (1 // 0))
+        losses = model[1:](h).square().mean(1)
+        again = False
+        with pytest.raises(ZeroDivisionError):
+            tape.backward(losses, retain_graph=True)
+        again = True
+        tape.backward(losses)
+    with persample.record(model) as kept:
+        kept.backward(loss(model, batch))
+    close(tape.project(4, seed=0), kept.project(4, seed=0))
+
+
+def test_asked_after_the_step() -> None:
+    model, batch = double(*MODELS["mlp"](3))
+    with persample.record(model, lean=True) as tape:
+        tape.backward(loss(model, batch))
+    with torch.no_grad():
+        model[0].weight.mul_(2)
+    for question in (tape.norms, tape.second_moment, tape.gram):
+        with pytest.raises(persample.StaleError, match="modified"):
+            question()
+
+
+def test_explained() -> None:
+    model, batch = double(*MODELS["mlp"](3))
+    with persample.record(model, lean=True) as tape:
+        tape.backward(loss(model, batch))
+    told = tape.explain()
+    assert {u.parameter for u in told.uses} == {name for name, _ in model.named_parameters()}
+    assert all(u.kept_bytes == 0 and u.work > 0 for u in told.uses)
+    assert told.without_gradient == ()
+
+
+def test_what_is_refused() -> None:
     model, batch = double(*MODELS["mlp"](3))
     with persample.record(model, lean=True) as tape:
         tape.backward(loss(model, batch))
     with pytest.raises(persample.UsageError, match="lean"):
-        tape.grads()
+        tape.cross(tape)
     with pytest.raises(persample.UsageError, match="lean"):
-        tape.gram()
+        tape.positions()
     with pytest.raises(persample.UsageError, match="lean"):
         persample.record(model, lean=True, verify=True)
+    with pytest.raises(persample.UsageError, match="lean"):
+        persample.record(model, lean="yes")  # type: ignore[arg-type]
+    with pytest.raises(persample.UsageError, match="names"):
+        persample.record(model, lean=persample.Ahead(direction={}))
+    with pytest.raises(persample.UsageError, match="dim"):
+        persample.record(model, lean=persample.Ahead(projection=(0, 1)))

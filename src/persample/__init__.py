@@ -24,9 +24,11 @@ from .errors import (
     VerificationError,
 )
 from .inspection import Report, Show, inspect
+from .lean import Ahead
 from .tape import Tape
 
 __all__ = [
+    "Ahead",
     "MissedUseError",
     "MixedSamplesError",
     "NonFiniteWarning",

@@ -18,7 +18,9 @@ from .errors import (
     UsageError,
     here,
 )
+from .forms import Form, within
 from .layout import Additive, Layout, Mixed
+from .lean import Visitor
 from .marks import Derived
 
 if TYPE_CHECKING:
@@ -76,6 +78,14 @@ def _checked(
             why="torch allows only a plain backward through it",
             fix="checkpoint(..., use_reentrant=False)",
         )
+    if ledger.lean is not None:
+        if ledger.lean.root is not None:
+            raise UsageError(
+                "a second backward in a lean recording",
+                why="norms of a sum are not sums of norms, and nothing of the first was kept",
+                fix="tape.backward(a + b), or record without lean",
+            )
+        ledger.lean.begin(patient=recorder.custom.reentrant)
     # loop: what taps cannot see would be lost, so the answer is compared with autograd's, too
     reference = None if scalar or not recorder.native else loop.reference(recorder, losses)
     keep = retain_graph or recorder.loop or recorder.lean
@@ -88,8 +98,9 @@ def _checked(
     trouble = ledger.trouble
     if trouble is None:
         if ledger.lean is not None:
-            ledger.lean.finish()
-            ledger.lean.losses.append((losses, seed, factor))
+            with torch._C.DisableTorchFunction(), torch.no_grad(), within(recorder.budget):
+                ledger.lean.finish()
+            ledger.lean.root = losses, seed, factor
         ledger.backwards += 1
         ledger.scalar = ledger.scalar or scalar
         ledger.coupled = ledger.coupled or coupled
@@ -105,22 +116,28 @@ def _checked(
     loop.one_by_one(recorder, losses, retain_graph=retain_graph)
 
 
-def weighted_backward(recorder: Recorder, c: Tensor, bad: Tensor | None) -> dict[str, Tensor]:
-    """Lean recordings: Σ cᵢ gᵢ by a second backward pass."""
+def revisit(recorder: Recorder, names: set[str], visit: Visitor, *, linear: bool) -> None:
+    """Lean recordings: one more backward pass that shows every gradient to a visitor."""
     ledger = recorder.tape._ledger
     lean = ledger.lean
     assert lean is not None
-    lean.sums, lean.weights, lean.bad = {}, c, bad
+    assert lean.root is not None
+
+    def chosen(name: str, form: Form) -> None:
+        if name in names:
+            visit(name, form)
+
+    losses, seed, factor = lean.root
+    lean.begin(chosen, linear=linear, patient=recorder.custom.reentrant)
     try:
-        for losses, seed, factor in lean.losses:
-            # questions run with the recorder switched off; recomputation must see it
-            with torch._C._EnableTorchFunction(), receiving(recorder, factor):
-                _backward(losses, seed, retain_graph=True)
-            if ledger.trouble is not None:
-                raise ledger.trouble
-        return lean.sums
+        # questions run with the recorder switched off; recomputation must see it
+        with torch._C._EnableTorchFunction(), receiving(recorder, factor):
+            _backward(losses, seed, retain_graph=True)
+        if ledger.trouble is not None:
+            raise ledger.trouble
+        lean.finish()
     finally:
-        lean.sums = lean.weights = lean.bad = None
+        lean.begin()
 
 
 def _prove(recorder: Recorder, losses: Tensor) -> tuple[bool, Any]:

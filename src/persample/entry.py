@@ -8,7 +8,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from .errors import UsageError
+from .forms import BUDGET
+from .lean import Ahead
 from .parameters import Params
+from .queries import expect_direction, expect_projection
 from .recorder import Recorder
 
 
@@ -23,7 +26,9 @@ def record(
     rules: dict[Any, Callable[..., Any]] | None = None,
     unproven: str = "refuse",
     verify: bool = False,
-    lean: bool = False,
+    lean: bool | Ahead = False,
+    positions: bool = False,
+    budget: int = BUDGET,
 ) -> Recorder:
     """Record one ordinary forward and backward of an unmodified model.
 
@@ -40,8 +45,12 @@ def record(
     position or tensor. ``sample_ids``: the sample of every input row (needs ``n``). ``params``:
     names, or a predicate on names. ``rules``: overrides for one recording. ``unproven``: "refuse",
     or "loop" to fall back to one backward pass per sample. ``verify``: check this step against
-    autograd. ``lean``: keep nothing; norms are taken during the backward pass, weighted and clipped
-    sums by a second one, and nothing else can be asked.
+    autograd. ``lean``: keep nothing; norms are taken during the backward pass, and what
+    :class:`persample.Ahead` names; every other question of one tape is one more backward pass.
+    ``positions``: keep what :meth:`Tape.positions` needs (inputs and output gradients of biases and
+    norm layers, too).
+    ``budget``: bytes of scratch memory that a question may take beyond its result; larger work is
+    cut into tiles. One row of one parameter is the least.
     """
     if not isinstance(model, nn.Module):
         raise UsageError(f"record takes an nn.Module, got {type(model).__name__}")
@@ -51,9 +60,17 @@ def record(
         raise UsageError(f"n must be a non-negative integer, got {n!r}")
     if lean and (verify or unproven == "loop"):
         raise UsageError("lean=True goes with neither verify=True nor unproven='loop'")
+    if lean and positions:
+        raise UsageError("lean=True keeps nothing, so positions cannot be asked of it")
+    if isinstance(lean, Ahead) and lean.projection is not None:
+        expect_projection(*lean.projection)
+    if not isinstance(lean, (bool, Ahead)):
+        raise UsageError(f"lean must be a bool or persample.Ahead(...), got {lean!r}")
+    if isinstance(budget, bool) or not isinstance(budget, int) or budget < 1:
+        raise UsageError(f"budget must be a positive number of bytes, got {budget!r}")
     if sample_ids is not None and n is None:
         raise UsageError("sample_ids needs n, the number of samples", fix="record(model, n=...)")
-    return Recorder(
+    recorder = Recorder(
         model,
         n=n,
         dim=dim,
@@ -64,4 +81,10 @@ def record(
         unproven=unproven,
         verify=verify,
         lean=lean,
+        positions=positions,
+        budget=budget,
     )
+    if isinstance(lean, Ahead) and lean.direction is not None:
+        selected = recorder.parameters.selected
+        expect_direction(lean.direction, selected, selected)
+    return recorder

@@ -2,15 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .errors import describe
+from .forms import Form, within
 from .inputs import Seen
+from .use import Operand, Use
 
 if TYPE_CHECKING:
     from .ledger import Entry, Ledger
     from .recorder import Recorder
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A form in numbers; ``norms`` is the way in which its parameter's norms are taken."""
+
+    form: str
+    norms: str
+    work: int
+    kept_bytes: int
+    dense_bytes: int
+
+
+def measured(form: Form, whole: Form, *, kept: bool = True) -> Measure:
+    """The numbers of one use's form; ``whole`` is its parameter's form of all uses."""
+    return Measure(
+        form=type(form).__name__,
+        norms=str(whole.plan()),
+        work=form.work(),
+        kept_bytes=form.nbytes() if kept else 0,
+        dense_bytes=form.n * form.size * form.dtype.itemsize,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +50,7 @@ class UseRow:
     operand: tuple[int, ...]
     output: tuple[int, ...]
     layout: str
+    norms: str
     work: int
     kept_bytes: int
     dense_bytes: int
@@ -61,6 +87,7 @@ class Explanation:
                 "shape",
                 "output",
                 "samples",
+                "norms by",
                 "products",
                 "kept",
                 "dense",
@@ -70,7 +97,7 @@ class Explanation:
             name = u.parameter + (f" (= {', '.join(u.aliases)})" if u.aliases else "")
             shapes = ("×".join(map(str, s)) for s in (u.operand, u.output))
             sizes = (f"{u.work:.1e}", readable(u.kept_bytes), readable(u.dense_bytes))
-            rows.append((name, u.operator, u.rule, u.form, *shapes, u.layout, *sizes))
+            rows.append((name, u.operator, u.rule, u.form, *shapes, u.layout, u.norms, *sizes))
         widths = [max(len(r[k]) for r in rows) for k in range(len(rows[0]))]
         lines += [
             "  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in rows
@@ -102,15 +129,15 @@ def explain(recorder: Recorder, ledger: Ledger) -> Explanation:
     rows: list[UseRow] = []
     reached: set[str] = set()
     slow: dict[str, None] = {}
-    for entry in ledger.entries:
-        names = ledger.sources(entry.operand)
+    for use, operand, rule, measure in ledger.told or _told(recorder, ledger):
+        names = ledger.sources(operand)
         reached.update(names)
         for name in names:
-            derived = "" if entry.operand.name else " (derived)"
-            rows.append(_row(entry, name + derived, aliases.get(name, ())))
-        if entry.rule == "generic":
+            derived = "" if operand.name else " (derived)"
+            rows.append(_row(use, operand, rule, measure, name + derived, aliases.get(name, ())))
+        if rule == "generic":
             slow[
-                f"{entry.use.operator} at {describe(entry.use.place)}: no rule of its own, so its "
+                f"{use.operator} at {describe(use.place)}: no rule of its own, so its "
                 "backward runs once per sample"
             ] = None
     without = tuple(name for name in recorder.parameters.selected if name not in reached)
@@ -139,20 +166,34 @@ def _kept(entries: list[Entry]) -> int:
     return own + sum(shared.values())
 
 
-def _row(entry: Entry, name: str, aliases: tuple[str, ...]) -> UseRow:
-    use, form = entry.use, entry.form
+def _told(recorder: Recorder, ledger: Ledger) -> Iterator[tuple[Use, Operand, str, Measure]]:
+    """What was kept, and how the whole of each parameter would be asked."""
+    if not ledger.entries:
+        return
+    whole = ledger.forms(recorder.parameters.selected)
+    with within(recorder.budget):
+        for entry in ledger.entries:
+            names = ledger.sources(entry.operand)
+            mine = whole[names[0]] if names else entry.form
+            yield entry.use, entry.operand, entry.rule, measured(entry.form, mine)
+
+
+def _row(
+    use: Use, operand: Operand, rule: str, measure: Measure, name: str, aliases: tuple[str, ...]
+) -> UseRow:
     return UseRow(
         parameter=name,
         aliases=aliases,
         operator=use.operator,
-        rule=entry.rule,
-        form=type(form).__name__,
-        operand=tuple(entry.operand.value.shape),
+        rule=rule,
+        form=measure.form,
+        operand=tuple(operand.value.shape),
         output=tuple(use.out_shapes[0]),
         layout=repr(use.out_layouts[0])[7:-1],
-        work=form.work(),
-        kept_bytes=form.nbytes(),
-        dense_bytes=form.n * form.size * form.dtype.itemsize,
+        norms=measure.norms,
+        work=measure.work,
+        kept_bytes=measure.kept_bytes,
+        dense_bytes=measure.dense_bytes,
         place=describe(use.place),
     )
 

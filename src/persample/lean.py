@@ -1,60 +1,111 @@
-"""Lean recordings: nothing is kept; norms during one backward pass, sums during another.
+"""Lean recordings: nothing is kept; each parameter is asked as soon as its uses are complete.
 
-The first backward turns every use into its squared norms and lets go of it; a parameter with
-several uses waits for the last of them, because norms of uses do not add up. A weighted sum is a
-second backward pass of the same losses, in which every use adds its weighted gradients. Weights are
-applied to the uses, in float32 at least, not to the losses: half precision would round them.
+The first backward turns every parameter into its squared norms, and into what was asked ahead, and
+lets go of it. A parameter with several uses waits for the last of them: neither norms nor squares
+of uses add up. Every other question is one more backward pass of the same losses, in which each
+parameter is shown to the question's visitor. Weights are applied to the uses, in float32 at least,
+not to the losses: half precision would round them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
+from .errors import MissedUseError
 from .forms import Form, total
+from .queries import projected
+
+Visitor = Callable[[str, Form], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """Questions that a lean recording answers during its first backward pass, besides the norms.
+
+    ``direction`` for :meth:`Tape.dots`, ``projection`` = (dim, seed) for :meth:`Tape.project`,
+    ``moments`` for :meth:`Tape.second_moment` and :meth:`Tape.variance`. What is not named here
+    costs a backward pass of its own when asked; the answers are the same.
+    """
+
+    direction: Mapping[str, Tensor] | None = None
+    projection: tuple[int, int] | None = None
+    moments: bool = False
 
 
 @dataclass(slots=True)
 class Lean:
     """The state of a lean recording."""
 
+    ahead: Ahead
     awaited: dict[str, int] = field(default_factory=dict)
     waiting: dict[str, list[Form]] = field(default_factory=dict)
+    settled: set[str] = field(default_factory=set)
     sq_norms: dict[str, Tensor] = field(default_factory=dict)
     sq_bounds: dict[str, Tensor] = field(default_factory=dict)
-    losses: list[tuple[Tensor, Tensor, float]] = field(default_factory=list)
-    sums: dict[str, Tensor] | None = None
-    weights: Tensor | None = None
-    bad: Tensor | None = None
+    dots: dict[str, Tensor] = field(default_factory=dict)
+    projections: list[Tensor] = field(default_factory=list)
+    squares: dict[str, Tensor] = field(default_factory=dict)
+    sums: dict[str, Tensor] = field(default_factory=dict)
+    root: tuple[Tensor, Tensor, float] | None = None
+    visitor: Visitor | None = None
+    linear: bool = False
+    patient: bool = False
 
     def expect(self, names: Iterable[str]) -> None:
         """A use of these parameters was recorded in forward."""
         for name in names:
             self.awaited[name] = self.awaited.get(name, 0) + 1
 
+    def begin(
+        self, visitor: Visitor | None = None, *, linear: bool = False, patient: bool = False
+    ) -> None:
+        """A backward pass starts; ``linear`` questions take every use as it comes.
+
+        ``patient``: uses that forward did not announce may come (reentrant checkpointing), so every
+        parameter waits for the end.
+        """
+        if self.root is None:  # an interrupted first pass leaves no half of itself
+            self.clear()
+        self.waiting.clear()
+        self.settled.clear()
+        self.visitor, self.linear, self.patient = visitor, linear, patient
+
     def take(self, name: str, form: Form) -> None:
         """A use fired."""
-        if self.sums is not None:
-            self._add(name, form)
+        if self.linear and self.visitor is not None:
+            self.visitor(name, form)
             return
+        if name in self.settled:
+            raise MissedUseError(
+                f"a use of {name!r} came back after all that were recorded",
+                why="a recomputation in backward used it where forward did not",
+                fix="record without lean",
+            )
         self.waiting.setdefault(name, []).append(form)
-        if len(self.waiting[name]) == self.awaited.get(name, -1) and name not in self.sq_norms:
+        if len(self.waiting[name]) == self.awaited.get(name, -1) and not self.patient:
             self._settle(name)
-
-    def _add(self, name: str, form: Form) -> None:
-        assert self.sums is not None
-        assert self.weights is not None
-        if self.bad is not None:
-            form = form.without(self.bad)
-        value = form.certain_sum(self.weights)
-        self.sums[name] = self.sums[name] + value if name in self.sums else value
 
     def _settle(self, name: str) -> None:
         form = total(self.waiting.pop(name))
+        self.settled.add(name)
+        (self.visitor or self._first)(name, form)
+
+    def _first(self, name: str, form: Form) -> None:
         self.sq_norms[name] = form.sq_norms()
         self.sq_bounds[name] = form.sq_bounds()
+        if self.ahead.direction is not None:
+            self.dots[name] = form.dot(self.ahead.direction[name].detach())
+        if self.ahead.projection is not None:
+            found = projected(name, form, *self.ahead.projection)
+            self.projections[:] = [p + found for p in self.projections] or [found]
+        if self.ahead.moments:
+            self.squares[name] = form.sum_of_squares()
+            ones = torch.ones(form.n, dtype=torch.float64, device=form.device)
+            self.sums[name] = form.weighted_sum(ones)
 
     def finish(self) -> None:
         """The backward pass is over: parameters whose other uses got no gradient are complete."""
@@ -63,7 +114,8 @@ class Lean:
 
     def clear(self) -> None:
         """Let go of everything."""
-        self.waiting.clear()
-        self.sq_norms.clear()
-        self.sq_bounds.clear()
-        self.losses.clear()
+        self.root = self.visitor = None
+        for kept in (self.waiting, self.sq_norms, self.sq_bounds, self.dots, self.squares):
+            kept.clear()
+        self.projections.clear()
+        self.sums.clear()

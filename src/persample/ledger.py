@@ -18,7 +18,8 @@ from .errors import (
     UsageError,
     describe,
 )
-from .forms import Dense, Form, Part, Replay, total, wide
+from .explain import Measure, measured
+from .forms import Dense, Form, Outer, Part, Replay, sharing, total, wide, within
 from .forms.pullback import Pullback
 from .layout import Layout
 from .lean import Lean
@@ -39,6 +40,7 @@ class Entry:
     operand: Operand
     form: Form
     rule: str
+    firing: Firing | None
     versions: list[tuple[Tensor, int]]
 
 
@@ -56,7 +58,9 @@ class Ledger:
         self.scalar = False
         self.coupled: Reason | None = None
         self.looped: dict[str, Tensor] | None = None
-        self.lean: Lean | None = Lean() if recorder.lean else None
+        self.lean: Lean | None = None if recorder.ahead is None else Lean(recorder.ahead)
+        self.told: list[tuple[Use, Operand, str, Measure]] = []
+        self._watched: dict[str, Operand] = {}
         self._sources: dict[int, list[str]] = {}
         self._cache: dict[str, Form] = {}
 
@@ -93,6 +97,8 @@ class Ledger:
     def rollback(self, mark: int) -> None:
         """Forget entries of an interrupted backward."""
         del self.entries[mark:]
+        if not self.backwards:
+            self.told.clear()
         self._cache.clear()
 
     def receive(
@@ -130,7 +136,8 @@ class Ledger:
             if layout.ids is not None and grad is not None and unowned(layout, grad):
                 self.trouble = self.trouble or _nobodys(use)
                 return
-        forms, name = self._forms_of(use, firing)
+        forms, name = self.forms_of(use, firing, self.recorder.n or 0)
+        kept = firing if self.recorder.positions else None
         if self._cache:
             self._cache.clear()
         for operand, form in zip(use.operands, forms, strict=True):
@@ -139,13 +146,22 @@ class Ledger:
             if isinstance(form, OfTable):
                 operand, form = self._table(operand), form.rows
             if self.lean is not None:
-                entry = Entry(use, operand, form, name, [])
-                for parameter, part in self._attached(entry, set(self.names)):
-                    self.lean.take(parameter, part)
+                self._ask(self.lean, Entry(use, operand, form, name, None, []))
             else:
                 form = _small(form)
-                seen = [(t, version(t)) for t in form.tensors()]
-                self.entries.append(Entry(use, operand, form, name, seen))
+                seen = [(t, version(t)) for t in (*form.tensors(), *_held(kept))]
+                self.entries.append(Entry(use, operand, form, name, kept, seen))
+
+    def _ask(self, lean: Lean, entry: Entry) -> None:
+        """A lean recording asks now and keeps nothing."""
+        if entry.operand.name is not None:
+            self._watched[entry.operand.name] = entry.operand
+        if not self.backwards:
+            seen = measured(entry.form, entry.form, kept=False)
+            self.told.append((entry.use, entry.operand, entry.rule, seen))
+        with within(self.recorder.budget):
+            for parameter, part in self.attached(entry, set(self.names)):
+                lean.take(parameter, part)
 
     def _table(self, operand: Operand) -> Operand:
         """The table behind a look-up, as an operand of its own."""
@@ -161,8 +177,8 @@ class Ledger:
             return grad
         return grad.to(torch.promote_types(grad.dtype, torch.float32)) * self.factor
 
-    def _forms_of(self, use: Use, firing: Firing) -> tuple[Forms, str]:
-        n = self.recorder.n or 0
+    def forms_of(self, use: Use, firing: Firing, n: int) -> tuple[Forms, str]:
+        """One form per operand, and the rule that gave them."""
         rule = self.recorder.rules.get(use.operator) or RULES.get(use.operator)
         if rule is not None and not use.inplace and n:
             try:
@@ -191,7 +207,9 @@ class Ledger:
             kept = self.lean.sq_bounds if bounds else self.lean.sq_norms
             return {name: kept[name] for name in names if name in kept}
         forms = self.forms(names)
-        return {name: f.sq_bounds() if bounds else f.sq_norms() for name, f in forms.items()}
+        outer = [f for f in forms.values() if isinstance(f, Outer)]
+        with sharing(factor for form in outer for factor in (form.left, form.right)):
+            return {name: f.sq_bounds() if bounds else f.sq_norms() for name, f in forms.items()}
 
     def expect_losses(self, question: str) -> None:
         """Refuse questions that need one loss per sample."""
@@ -216,15 +234,19 @@ class Ledger:
                 fix="use a model that persample can prove",
             )
 
-    def forms(self, names: Iterable[str]) -> dict[str, Form]:
-        """One form per parameter that received a gradient."""
+    def expect_forms(self) -> None:
+        """Refuse questions that look at a gradient more than once, where nothing is kept."""
         self.ready()
         if self.lean is not None:
             raise UsageError(
                 "a lean recording keeps no gradients",
-                why="only norms and weighted sums can be asked of it",
+                why="cross() and positions() need both factors of every use at once",
                 fix="record(model) without lean=True",
             )
+
+    def forms(self, names: Iterable[str]) -> dict[str, Form]:
+        """One form per parameter that received a gradient."""
+        self.expect_forms()
         wanted = list(names)
         if self.looped is not None:
             return {name: Dense(self.looped[name]) for name in wanted}
@@ -232,14 +254,14 @@ class Ledger:
         if missing:
             parts: dict[str, list[Form]] = {name: [] for name in missing}
             for entry in self.entries:
-                for name, form in self._attached(entry, missing):
+                for name, form in self.attached(entry, missing):
                     parts[name].append(form)
             for name, found in parts.items():
                 if found:
                     self._cache[name] = total(found)
         return {name: self._cache[name] for name in wanted if name in self._cache}
 
-    def _attached(self, entry: Entry, names: set[str]) -> list[tuple[str, Form]]:
+    def attached(self, entry: Entry, names: set[str]) -> list[tuple[str, Form]]:
         """The entry's form as a form of the parameters behind its operand."""
         operand, form = entry.operand, entry.form
         if operand.name is not None:
@@ -289,13 +311,10 @@ class Ledger:
                 "no backward pass was recorded",
                 fix="call tape.backward(losses) with one loss per sample",
             )
+        for operand in self._watched.values():
+            _expect_unchanged(operand)
         for entry in self.entries:
-            operand = entry.operand
-            if operand.name is not None and version(operand.value) != operand.version:
-                raise StaleError(
-                    f"the parameter {operand.name!r} was modified after it was recorded",
-                    fix="ask the tape before optimizer.step()",
-                )
+            _expect_unchanged(entry.operand)
             if any(version(t) != seen for t, seen in entry.versions):
                 raise StaleError(
                     f"data recorded for {entry.use.operator} were overwritten in place",
@@ -318,6 +337,21 @@ def _other_data(use: Use) -> MissedUseError:
         why="saved-tensor hooks, or a recomputation that the recorder could not follow",
         fix="use checkpoint(..., use_reentrant=False) without nesting, or no hooks",
     )
+
+
+def _expect_unchanged(operand: Operand) -> None:
+    if operand.name is not None and version(operand.value) != operand.version:
+        raise StaleError(
+            f"the parameter {operand.name!r} was modified after it was recorded",
+            fix="ask the tape before optimizer.step()",
+        )
+
+
+def _held(firing: Firing | None) -> list[Tensor]:
+    """What a kept firing holds."""
+    if firing is None:
+        return []
+    return [*firing.saved, *(g for g in firing.grads if g is not None)]
 
 
 def _small(form: Form) -> Form:

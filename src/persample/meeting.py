@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from .cells import CELLS, cell
 from .errors import Reason, here
-from .layout import CONSTANT, Additive, Constant, Layout, Mixed, State, closed
-from .marks import Derived, same
+from .layout import CONSTANT, Additive, Constant, Layout, Mixed, State, closed, reshape
+from .marks import Derived, Mark, same
 from .operands import operand_of
 from .propagate import Operator, collect
 from .recurrence import GATES
@@ -28,6 +29,10 @@ def meet(
 ) -> Any:  # fmt: skip
     """One use. The native operator runs on the detached parameter (unless the graph is wanted)."""
     recorder, owned = calls.recorder, parties.owned
+    if operator.name in CELLS and not recorder.native:
+        found = cell(recorder, operator.name, args, kwargs)
+        if found is not None:
+            return found
     if operator.name in GATES and not recorder.native:
         asked = request(operator.name, args, kwargs)
         found = None if asked is None else unroll(recorder, asked)
@@ -105,7 +110,8 @@ def _tap(
                 use.add(0, states, None, result.shape)
                 recorder.tape._ledger.expect(use)
                 hook(use, result, made, saved)
-            recorder.marks.put(result, states)
+            like = None if made is result else _mark_base(recorder, result, made, states)
+            recorder.marks.put(result, states, like)
             return result
     outs: list[Tensor] = []
     collect(result, outs)
@@ -130,6 +136,13 @@ def _tap(
         elif tensor.requires_grad:
             recorder.marks.put(tensor, CONSTANT)
     return _rebuild(result, iter(outs))
+
+
+def _mark_base(recorder: Recorder, view: Tensor, base: Tensor, layout: Layout) -> Mark | None:
+    """What a result is a reshaped view of: other views of it share its memory."""
+    marks = recorder.marks
+    marks.put(base, reshape(layout, view.shape, base.shape, marks.n or 0, base.device))
+    return marks.table.get(id(base))
 
 
 def _checked(operator: Operator, out: Tensor, state: State | None) -> State | None:

@@ -1,8 +1,8 @@
-"""What is asked of forms: one function per question, over a dictionary of parameters' forms."""
+"""What is asked of forms, and what may not be asked."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -11,52 +11,64 @@ from torch import Tensor
 from .errors import UsageError
 from .forms import Form, Sketch
 
-Named = Mapping[str, Form]
 
+class Sum:
+    """A running total over parameters, float32 at least, on the first device seen."""
 
-def _dtype(forms: Named) -> torch.dtype:
-    double = any(f.dtype in (torch.float64, torch.complex128) for f in forms.values())
-    return torch.float64 if double else torch.float32
+    __slots__ = ("value",)
 
+    def __init__(self, *shape: int, device: torch.device) -> None:
+        self.value = torch.zeros(shape, dtype=torch.float32, device=device)
 
-def _zeros(forms: Named, *shape: int) -> Tensor:
-    first = next(iter(forms.values()), None)
-    return torch.zeros(shape, dtype=_dtype(forms), device=None if first is None else first.device)
+    def add(self, part: Tensor) -> None:
+        """One parameter's part."""
+        self.value = self.value + part.to(self.value.device)
 
 
 def added(parts: Mapping[str, Tensor], n: int, device: torch.device) -> Tensor:
     """Σ over parameters, in the widest dtype."""
-    total = torch.zeros(n, dtype=torch.float32, device=device)
+    total = Sum(n, device=device)
     for value in parts.values():
-        total = total + value.to(device)
-    return total
+        total.add(value)
+    return total.value
 
 
-def gram(forms: Named, others: Named, n: int, m: int) -> Tensor:
-    """⟨gᵢ, hⱼ⟩ over all parameters: (n, m)."""
-    total = _zeros(forms, n, m)
-    for name, form in forms.items():
-        total += form.dots(others[name]).to(total.dtype).to(total.device)
-    return total
+def projected(name: str, form: Form, dim: int, seed: int) -> Tensor:
+    """One parameter's sketch: (n, dim)."""
+    shape = torch.Size((*form.shape, 2)) if form.dtype.is_complex else form.shape
+    if not shape.numel():
+        return torch.zeros(form.n, dim, device=form.device)
+    return form.project(Sketch(name, shape, dim, seed, form.device))
 
 
-def dots(forms: Named, direction: Mapping[str, Tensor], n: int) -> Tensor:
-    """⟨gᵢ, V⟩ over all parameters: (n,)."""
-    total = _zeros(forms, n)
-    for name, form in forms.items():
-        total += form.dot(direction[name].detach()).to(total.dtype).to(total.device)
-    return total
+def expect_direction(
+    direction: Mapping[str, Tensor], names: Iterable[str], selected: Mapping[str, Tensor]
+) -> None:
+    """Refuse a direction that does not fit the parameters asked for."""
+    if not isinstance(direction, Mapping):
+        raise UsageError(f"a direction is a dictionary of names, got {type(direction).__name__}")
+    wanted = list(names)
+    if set(direction) != set(wanted):
+        odd = sorted(set(direction) ^ set(wanted))
+        raise UsageError(
+            f"the direction must have the recorded parameters' names: {odd[:4]}",
+            fix="leave none out and add none; select with params=",
+        )
+    for name in wanted:
+        if direction[name].shape != selected[name].shape:
+            raise UsageError(
+                f"{name}: direction {tuple(direction[name].shape)}, parameter "
+                f"{tuple(selected[name].shape)}"
+            )
 
 
-def project(forms: Named, dim: int, seed: int, n: int) -> Tensor:
-    """Sketches of all parameters, added: (n, dim)."""
-    total = _zeros(forms, n, dim)
-    for name, form in forms.items():
-        shape = torch.Size((*form.shape, 2)) if form.dtype.is_complex else form.shape
-        if shape.numel():
-            sketch = Sketch(name, shape, dim, seed, form.device)
-            total += form.project(sketch).to(total.dtype).to(total.device)
-    return total
+def expect_projection(dim: object, seed: object) -> tuple[int, int]:
+    """Refuse what is not a positive dimension and an integer seed."""
+    if isinstance(dim, bool) or not isinstance(dim, int) or dim < 1:
+        raise UsageError(f"dim must be a positive integer, got {dim!r}")
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise UsageError(f"seed must be an integer, got {seed!r}")
+    return dim, seed
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
-from .backward import tape_backward, weighted_backward
+from .backward import revisit, tape_backward
 from .calls import Calls
 from .custom import CustomFunctions
 from .errors import Reason, UsageError, here
 from .inputs import Inputs
 from .layout import CONSTANT, Mixed, State
+from .lean import Ahead, Visitor
 from .marks import EXCLUDED, SELECTED, Derived, Marks, gained_history
 from .parameters import Parameters, Params
 from .propagate import find
@@ -53,10 +54,14 @@ class Recorder:
         rules: dict[Any, Callable[..., Any]] | None,
         unproven: str,
         verify: bool,
-        lean: bool,
+        lean: bool | Ahead,
+        positions: bool,
+        budget: int,
     ) -> None:
         self.marks = Marks()
-        self.model, self.n, self.verify, self.lean = model, n, verify, lean
+        self.model, self.n, self.verify, self.lean = model, n, verify, bool(lean)
+        self.ahead = lean if isinstance(lean, Ahead) else Ahead() if lean else None
+        self.positions, self.budget = positions, budget
         self.loop = unproven == "loop"
         self.native = verify or self.loop
         self.parameters = Parameters(model, params)
@@ -159,9 +164,9 @@ class Recorder:
         """The body of ``Tape.backward``."""
         tape_backward(self, losses, scale=scale, retain_graph=retain_graph)
 
-    def weighted_backward(self, c: Tensor, bad: Tensor | None) -> dict[str, Tensor]:
-        """Σ cᵢ gᵢ of a lean recording."""
-        return weighted_backward(self, c, bad)
+    def revisit(self, names: set[str], visit: Visitor, *, linear: bool) -> None:
+        """Back-propagate a lean recording again and show its gradients to a visitor."""
+        revisit(self, names, visit, linear=linear)
 
     # ------------------------------------------------------------------ what is known of a tensor
 

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import lstm
+
 GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 Sink = Callable[[Tensor, Tensor], None]
 
@@ -31,6 +33,14 @@ class Steps:
         if reverse:
             self.order.reverse()
         self.sizes = sizes
+
+    def even(self) -> bool:
+        """Whether every step has the same number of rows."""
+        return bool(self.sizes) and self.sizes[0] == self.sizes[-1] > 0
+
+    def visited(self) -> list[tuple[int, int]]:
+        """First and last row of every step, in the order of the direction."""
+        return [self.rows[k] for k in self.order]
 
 
 class Recurrence(torch.autograd.Function):
@@ -67,13 +77,23 @@ class Recurrence(torch.autograd.Function):
         """Through time; the gate gradients are handed to the sink."""
         before, weight, *kept = ctx.saved_tensors
         run = {"lstm": _lstm_backward, "gru": _gru_backward}.get(ctx.kind, _plain_backward)
-        du, dhidden, dh, dc = run(ctx.kind, ctx.steps, grads, before, weight, kept)
-        ctx.sink(before, dhidden)
+        with torch._C.DisableTorchFunction():
+            du, dhidden, dh, dc = run(ctx.kind, ctx.steps, grads, before, weight, kept)
+            ctx.sink(before, dhidden)
         return None, None, None, None, du, dh, dc, None, None
 
 
 def _active(state: Tensor, size: int) -> Tensor:
     return state if state.shape[0] == size else state[:size]
+
+
+def put(state: Tensor, size: int, value: Tensor) -> Tensor:
+    """The state after a step in which the first ``size`` sequences were active."""
+    if size == state.shape[0]:
+        return value
+    state = state.clone()
+    state[:size] = value
+    return state
 
 
 def _lstm(
@@ -88,11 +108,14 @@ def _lstm(
     assert c0 is not None
     hidden = weight.shape[1]
     gates = u + bias if bias is not None else u.clone()
+    if steps.even():
+        split = gates.view(len(steps.sizes), -1, gates.shape[1])
+        *found, kept = lstm.forward(steps.order, split, h0, c0, weight)
+        return *(t.flatten(0, 1) for t in found[:2]), *found[2:], [t.flatten(0, 1) for t in kept]
     outputs, before = u.new_empty(u.shape[0], hidden), u.new_empty(u.shape[0], hidden)
     cells, squashed = torch.empty_like(outputs), torch.empty_like(outputs)
     h, c, turned = h0.clone(), c0.clone(), weight.t()
-    for k in steps.order:
-        first, last = steps.rows[k]
+    for first, last in steps.visited():
         size = last - first
         g, old_h, old_c = gates[first:last], _active(h, size), _active(c, size)
         before[first:last] = old_h
@@ -105,17 +128,19 @@ def _lstm(
         new_c = torch.addcmul(f * old_c, i, n)
         torch.tanh(new_c, out=squashed[first:last])
         torch.mul(o, squashed[first:last], out=outputs[first:last])
-        if size == h.shape[0]:
-            h, c = outputs[first:last], new_c
-        else:
-            h, c = h.clone(), c.clone()
-            h[:size], c[:size] = outputs[first:last], new_c
+        h, c = put(h, size, outputs[first:last]), put(c, size, new_c)
     return outputs, before, h.clone(), c.clone(), (gates, cells, squashed)
 
 
 def _lstm_backward(
     kind: str, steps: Steps, grads: tuple[Tensor, ...], before: Tensor, weight: Tensor, kept: Any
 ) -> Any:
+    if steps.even():
+        t = len(steps.sizes)
+        gates, cells, squashed = (k.view(t, -1, k.shape[1]) for k in kept)
+        given = (grads[0].reshape(t, -1, grads[0].shape[1]), *grads[1:])
+        delta, dh, dc = lstm.backward(steps.order, given, weight, (gates, cells, squashed))
+        return delta.flatten(0, 1), delta.flatten(0, 1), dh, dc
     gates, cells, squashed = kept
     hidden = weight.shape[1]
     i, f, n, o = gates.split(hidden, 1)
@@ -124,8 +149,7 @@ def _lstm_backward(
     outward = squashed * o * (1 - o)
     delta = torch.empty_like(gates)
     dout, dh, dc = grads[0], grads[1].clone(), grads[2].clone()
-    for k in reversed(steps.order):
-        first, last = steps.rows[k]
+    for first, last in reversed(steps.visited()):
         size = last - first
         now = _active(dh, size) + dout[first:last]
         cell = torch.addcmul(_active(dc, size), now, into_cell[first:last])
@@ -135,16 +159,8 @@ def _lstm_backward(
             out=d[:, : 3 * hidden].view(size, 3, hidden),
         )  # fmt: skip
         torch.mul(now, outward[first:last], out=d[:, 3 * hidden :])
-        _put(dh, size, d @ weight)
-        _put(dc, size, cell * f[first:last])
+        dh, dc = put(dh, size, d @ weight), put(dc, size, cell * f[first:last])
     return delta, delta, dh, dc
-
-
-def _put(state: Tensor, size: int, value: Tensor) -> None:
-    if size == state.shape[0]:
-        state.copy_(value)
-    else:
-        state[:size] = value
 
 
 def _gru(
@@ -160,8 +176,7 @@ def _gru(
     outputs, before = u.new_empty(u.shape[0], hidden), u.new_empty(u.shape[0], hidden)
     gates, inner = u.clone(), torch.empty_like(outputs)
     h, turned = h0.clone(), weight.t()
-    for k in steps.order:
-        first, last = steps.rows[k]
+    for first, last in steps.visited():
         size = last - first
         old = _active(h, size)
         before[first:last] = old
@@ -173,11 +188,7 @@ def _gru(
         r, update = g[:, :hidden], g[:, hidden : 2 * hidden]
         new = g[:, 2 * hidden :].addcmul_(r, inner[first:last]).tanh_()
         outputs[first:last] = torch.lerp(new, old, update)
-        if size == h.shape[0]:
-            h = outputs[first:last]
-        else:
-            h = h.clone()
-            h[:size] = outputs[first:last]
+        h = put(h, size, outputs[first:last])
     return outputs, before, h.clone(), None, (gates, inner)
 
 
@@ -188,8 +199,7 @@ def _gru_backward(
     hidden = weight.shape[1]
     delta, other = torch.empty_like(gates), torch.empty_like(gates)
     dout, dh = grads[0], grads[1].clone()
-    for k in reversed(steps.order):
-        first, last = steps.rows[k]
+    for first, last in reversed(steps.visited()):
         size = last - first
         r, z, new = gates[first:last].split(hidden, 1)
         now = _active(dh, size) + dout[first:last]
@@ -198,7 +208,7 @@ def _gru_backward(
         dr = dnew * inner[first:last] * r * (1 - r)
         delta[first:last] = torch.cat([dr, dz, dnew], 1)
         other[first:last] = torch.cat([dr, dz, dnew * r], 1)
-        _put(dh, size, torch.addmm(now * z, other[first:last], weight))
+        dh = put(dh, size, torch.addmm(now * z, other[first:last], weight))
     return delta, other, dh, None
 
 
@@ -215,18 +225,13 @@ def _plain(
     outputs = u + bias if bias is not None else u.clone()
     before = u.new_empty(u.shape[0], hidden)
     h, turned = h0.clone(), weight.t()
-    for k in steps.order:
-        first, last = steps.rows[k]
+    for first, last in steps.visited():
         size = last - first
         old = _active(h, size)
         before[first:last] = old
         g = outputs[first:last].addmm_(old, turned)
         g.tanh_() if kind == "rnn_tanh" else g.relu_()
-        if size == h.shape[0]:
-            h = g
-        else:
-            h = h.clone()
-            h[:size] = g
+        h = put(h, size, g)
     return outputs, before, h.clone(), None, (outputs,)
 
 
@@ -237,9 +242,8 @@ def _plain_backward(
     delta = torch.empty_like(outputs)
     dout, dh = grads[0], grads[1].clone()
     local = 1 - outputs * outputs if kind == "rnn_tanh" else (outputs > 0).to(outputs.dtype)
-    for k in reversed(steps.order):
-        first, last = steps.rows[k]
+    for first, last in reversed(steps.visited()):
         now = _active(dh, last - first) + dout[first:last]
         torch.mul(now, local[first:last], out=delta[first:last])
-        _put(dh, last - first, delta[first:last] @ weight)
+        dh = put(dh, last - first, delta[first:last] @ weight)
     return delta, delta, dh, None

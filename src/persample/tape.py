@@ -3,57 +3,30 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from . import queries
+from .asked import Grads
 from .clipping import Grouped, Rule, coefficients, flat
 from .errors import NonFiniteWarning, UsageError
 from .explain import Explanation, explain
 from .forms import Form
-from .ledger import Ledger
+from .moments import Moments
 from .parameters import Params, choose
-from .queries import NoiseScale
+from .products import Products
 from .use import Use
 
-if TYPE_CHECKING:
-    from .recorder import Recorder
 
-Grads = dict[str, Tensor]
-
-
-class Tape:
+class Tape(Products, Moments):
     """What :func:`persample.record` yields. Ask it after :meth:`backward`.
 
     Every question takes ``params=``: a name, names, or a predicate on names.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder: Recorder | None = recorder
-        self._ledger = Ledger(recorder)
-        self._warned = False
-
     # ------------------------------------------------------------------ recording
-
-    @property
-    def n(self) -> int:
-        """How many samples were seen."""
-        n = self._open().n
-        if n is None:
-            raise UsageError(
-                "no samples were seen",
-                why="the model was not called inside the block",
-                fix="call the model on its inputs inside the block, or tape.mark(x)",
-            )
-        return n
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The recorded parameters, in the order of ``named_parameters()``."""
-        return tuple(self._open().parameters.selected)
 
     def mark(self, tensor: Tensor, *, dim: int = 0, ids: Tensor | None = None) -> Tensor:
         """Say where the samples are in a tensor that the model does not receive as input.
@@ -113,24 +86,33 @@ class Tape:
         >>> {name: tuple(g.shape) for name, g in tape.grads().items()}
         {'weight': (4, 2, 3), 'bias': (4, 2)}
         """
-        with torch._C.DisableTorchFunction():
-            forms = self._forms(params)
-            found = {}
-            for name in choose(params, self.names):
-                parameter = self._open().parameters.selected[name]
-                shape = (self.n, *parameter.shape)
-                buffer = None if out is None else _buffer(out, name, shape, parameter)
-                found[name] = _written(forms.get(name), shape, parameter, buffer)
-            return found
+        with self._asking():
+            names, selected = choose(params, self.names), self._open().parameters.selected
+            buffers: dict[str, Tensor | None] = dict.fromkeys(names)
+            if out is not None:
+                buffers = {
+                    k: _buffer(out, k, (self.n, *selected[k].shape), selected[k]) for k in names
+                }
+            found: Grads = {}
+
+            def visit(name: str, form: Form | None) -> None:
+                shape = (self.n, *selected[name].shape)
+                found[name] = _written(form, shape, selected[name], buffers[name])
+
+            self._each(names, visit)
+            for name in names:
+                if name not in found:
+                    visit(name, None)
+            return {name: found[name] for name in names}
 
     def norms(self, *, params: Params = None) -> Tensor:
         """‖gᵢ‖ over all parameters: (n,). Never materialised."""
-        with torch._C.DisableTorchFunction():
+        with self._asking():
             return self._sq_norms(params).sqrt_()
 
     def parameter_norms(self, *, params: Params = None) -> Grads:
         """‖gᵢ‖ of each parameter: ``{name: (n,)}``."""
-        with torch._C.DisableTorchFunction():
+        with self._asking():
             names = choose(params, self.names)
             found = self._ledger.sq_norms(names)
             return {
@@ -140,7 +122,7 @@ class Tape:
 
     def weighted_sum(self, c: Tensor, *, params: Params = None) -> Grads:
         """Σᵢ cᵢ gᵢ for any coefficients c (n,): ``{name: shape}``."""
-        with torch._C.DisableTorchFunction():
+        with self._asking():
             return self._summed(choose(params, self.names), self._coefficients(c))
 
     def clipped_sum(self, max_norm: float, *, rule: Rule = flat, params: Params = None) -> Grads:
@@ -171,7 +153,7 @@ class Tape:
         coupled normaliser           MixedSamplesError with the line that divides
         ===========================  =====================================================
         """
-        with torch._C.DisableTorchFunction():
+        with self._asking():
             if not 0 <= float(max_norm) < float("inf"):
                 raise UsageError(f"max_norm must be finite and not negative, got {max_norm!r}")
             self._ledger.expect_losses("clipped_sum")
@@ -191,7 +173,7 @@ class Tape:
 
     def nonfinite(self, *, params: Params = None) -> Tensor:
         """Samples whose gradient holds NaN or inf, or overflows when squared: indices."""
-        with torch._C.DisableTorchFunction():
+        with self._asking():
             return (~torch.isfinite(self._sq_norms(params))).nonzero().flatten()
 
     def set_grad(self, grads: Mapping[str, Tensor], *, accumulate: bool = False) -> None:
@@ -215,121 +197,7 @@ class Tape:
                 else:
                     parameter.grad = new.clone() if new is value else new
 
-    # ------------------------------------------------------------------ inner products
-
-    def gram(self, *, params: Params = None) -> Tensor:
-        """⟨gᵢ, gⱼ⟩ for every pair of samples: (n, n)."""
-        with torch._C.DisableTorchFunction():
-            forms = self._forms(params)
-            return queries.gram(forms, forms, self.n, self.n)
-
-    def cosine(self, *, params: Params = None) -> Tensor:
-        """⟨gᵢ, gⱼ⟩ / ‖gᵢ‖‖gⱼ‖: (n, n); zero where a gradient is zero."""
-        products = self.gram(params=params)
-        with torch._C.DisableTorchFunction():
-            sizes = products.diagonal().clamp(min=0).sqrt()
-            scale = torch.where(sizes > 0, 1 / sizes, torch.zeros_like(sizes))
-            return products * scale.unsqueeze(0) * scale.unsqueeze(1)
-
-    def cross(self, other: Tape, *, params: Params = None) -> Tensor:
-        """⟨gᵢ, hⱼ⟩ between this tape's samples and another's: (n, m)."""
-        with torch._C.DisableTorchFunction():
-            if not isinstance(other, Tape):
-                raise UsageError(f"cross takes another tape, got {type(other).__name__}")
-            names = choose(params, self.names)
-            mine, theirs = self._open().parameters, other._open().parameters
-            for name in names:
-                if name not in theirs.selected or (
-                    theirs.selected[name].shape != mine.selected[name].shape
-                ):
-                    raise UsageError(
-                        f"the other tape does not record a parameter {name!r} of the same shape",
-                        why="the tapes are of different models",
-                        fix="record both on the same model, or select params= that both have",
-                    )
-            forms, others = self._forms(names), other._forms(names)
-            both = {name: f for name, f in forms.items() if name in others}
-            return queries.gram(both, others, self.n, other.n)
-
-    def dots(self, direction: Mapping[str, Tensor], *, params: Params = None) -> Tensor:
-        """⟨gᵢ, V⟩ for a direction ``{name: shape}``: (n,)."""
-        with torch._C.DisableTorchFunction():
-            names = choose(params, self.names)
-            selected = self._open().parameters.selected
-            if set(direction) != set(names):
-                odd = sorted(set(direction) ^ set(names))
-                raise UsageError(
-                    f"the direction must have the recorded parameters' names: {odd[:4]}",
-                    fix="leave none out and add none; select with params=",
-                )
-            for name in names:
-                if direction[name].shape != selected[name].shape:
-                    raise UsageError(
-                        f"{name}: direction {tuple(direction[name].shape)}, parameter "
-                        f"{tuple(selected[name].shape)}"
-                    )
-            return queries.dots(self._forms(params), direction, self.n)
-
-    def project(self, dim: int, *, seed: int, params: Params = None) -> Tensor:
-        """Random projections that keep inner products on average: (n, dim).
-
-        The map depends on seed, parameter name, shape and dim alone, so projections of different
-        batches, runs and devices can be compared. E⟨P gᵢ, P gⱼ⟩ = ⟨gᵢ, gⱼ⟩.
-        """
-        with torch._C.DisableTorchFunction():
-            if not isinstance(dim, int) or dim < 1:
-                raise UsageError(f"dim must be a positive integer, got {dim!r}")
-            return queries.project(self._forms(params), dim, int(seed), self.n)
-
-    # ------------------------------------------------------------------ moments
-
-    def second_moment(self, *, params: Params = None) -> Grads:
-        """meanᵢ gᵢ², element by element: ``{name: shape}``."""
-        with torch._C.DisableTorchFunction():
-            forms = self._forms(params)
-            return {
-                name: forms[name].sum_of_squares() / max(self.n, 1)
-                if name in forms
-                else self._zeros(name, None)
-                for name in choose(params, self.names)
-            }
-
-    def variance(self, *, params: Params = None) -> Grads:
-        """The unbiased variance over samples, element by element: ``{name: shape}``."""
-        if self.n < 2:
-            raise UsageError("a variance needs at least two samples")
-        second = self.second_moment(params=params)
-        with torch._C.DisableTorchFunction():
-            ones = torch.ones(self.n, dtype=torch.float64, device=self._device())
-            mean = self._summed(choose(params, self.names), ones / self.n, wide=True)
-            return {
-                name: (value - mean[name].abs().square()).clamp_(min=0) * (self.n / (self.n - 1))
-                for name, value in second.items()
-            }
-
-    def noise_scale(self, *, params: Params = None) -> NoiseScale:
-        """The simple gradient noise scale tr Σ / |G|², with its parts."""
-        with torch._C.DisableTorchFunction():
-            self._ledger.expect_losses("noise_scale")
-            sq = self._sq_norms(params)
-            ones = torch.ones(self.n, dtype=torch.float64, device=sq.device)
-            mean = self._summed(choose(params, self.names), ones / max(self.n, 1), wide=True)
-            size = sum(float(g.abs().double().square().sum()) for g in mean.values())
-            return queries.noise_scale(sq, size, self.n)
-
     # ------------------------------------------------------------------ inside
-
-    def _open(self) -> Recorder:
-        if self._recorder is None:
-            raise UsageError("the tape is closed", fix="ask before tape.close()")
-        return self._recorder
-
-    def _device(self) -> torch.device:
-        return next(iter(self._open().parameters.selected.values())).device
-
-    def _forms(self, params: Params) -> dict[str, Form]:
-        self._open()
-        return self._ledger.forms(choose(params, self.names))
 
     def _zeros(self, name: str, shape: tuple[int, ...] | None) -> Tensor:
         parameter = self._open().parameters.selected[name]
@@ -344,46 +212,6 @@ class Tape:
         if not bool(torch.isfinite(c).all()):
             raise UsageError("coefficients must be finite")
         return c.detach().to(self._device())
-
-    def _sq_norms(self, params: Params) -> Tensor:
-        parts = self._ledger.sq_norms(choose(params, self.names))
-        return queries.added(parts, self.n, self._device())
-
-    def _summed(
-        self,
-        names: Sequence[str],
-        c: Tensor,
-        *,
-        bad: Tensor | None = None,
-        wide: bool = False,
-    ) -> Grads:
-        """Σ cᵢ gᵢ; ``bad`` samples are taken out before any batched kernel: 0 · NaN is NaN."""
-        recorder = self._open()
-        certain = bad is not None
-        if bad is not None and not bool(bad.any()):
-            bad = None
-        if self._ledger.lean is not None:
-            self._ledger.ready()
-            sums = recorder.weighted_backward(c, bad)
-        else:
-            forms = self._ledger.forms(names)
-            if bad is not None:
-                forms = {name: form.without(bad) for name, form in forms.items()}
-            sums = {
-                name: form.certain_sum(c) if certain else form.weighted_sum(c)
-                for name, form in forms.items()
-            }
-        found = {}
-        for name in names:
-            parameter = recorder.parameters.selected[name]
-            dtype = parameter.dtype
-            if wide:
-                dtype = torch.promote_types(dtype, torch.float32)
-            if name in sums:
-                found[name] = sums[name].to(dtype)
-            else:
-                found[name] = torch.zeros(parameter.shape, dtype=dtype, device=parameter.device)
-        return found
 
     def _warn(self, bad: Tensor) -> None:
         if not self._warned and bool(bad.any()):

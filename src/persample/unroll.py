@@ -18,7 +18,8 @@ from torch import Tensor
 from .errors import here
 from .layout import Layout, closed, explicit, ids_of
 from .operands import operand_of
-from .recurrence import Recurrence, Steps
+from .projection import ProjectedRecurrence
+from .recurrence import Recurrence, Sink, Steps
 from .use import Use, taken_apart
 
 if TYPE_CHECKING:
@@ -37,7 +38,13 @@ class Request:
     biases: bool
     layers: int
     directions: int
+    dropout: float
     batch_first: bool
+
+    @property
+    def per(self) -> int:
+        """Weights of one layer and direction: input, hidden, two biases, a projection."""
+        return len(self.weights) // (self.layers * self.directions)
 
 
 def request(kind: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Request | None:
@@ -49,15 +56,19 @@ def request(kind: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Request |
     hidden, weights, biases, layers, dropout, train, both = rest[:7]
     hidden = tuple(hidden) if isinstance(hidden, (tuple, list)) else (hidden,)
     directions = 2 if both else 1
-    if len(weights) != layers * directions * (4 if biases else 2):
-        return None  # a projection of the hidden state
-    if (dropout and train) or x.dim() != (2 if packed else 3) or x.device.type != "cpu":
+    projected = len(weights) == layers * directions * (5 if biases else 3)
+    if len(weights) != layers * directions * (4 if biases else 2) and not projected:
+        return None
+    if x.dim() != (2 if packed else 3) or x.device.type != "cpu":
         return None
     if torch.is_autocast_enabled(x.device.type) or x.shape[0] == 0 or x.numel() == 0:
         return None
     sizes = args[1].tolist() if packed else None
     first = False if packed else bool(rest[7])
-    return Request(kind, x, sizes, hidden, list(weights), biases, layers, directions, first)
+    dropped = float(dropout) if train else 0.0
+    return Request(
+        kind, x, sizes, hidden, list(weights), biases, layers, directions, dropped, first
+    )  # fmt: skip
 
 
 def unroll(recorder: Recorder, asked: Request) -> Any:
@@ -115,8 +126,10 @@ def _run(recorder: Recorder, asked: Request, slots: Layout) -> Any:
     else:
         sizes, rows = asked.sizes, x
     last: list[list[Tensor]] = [[] for _ in asked.hidden]
-    per = 4 if asked.biases else 2
+    per = asked.per
     for layer in range(asked.layers):
+        if layer and asked.dropout:  # rows as torch lays them out, so the same numbers are drawn
+            rows = F.dropout(rows, asked.dropout, True)
         outs = []
         for direction in range(asked.directions):
             index = layer * asked.directions + direction
@@ -147,25 +160,38 @@ def _direction(
     with torch._C.DisableTorchFunction():
         layout = recorder.look(u)
         assert isinstance(layout, Layout)
-        use = _use(recorder, hidden, hidden_bias, layout)
-
-        def sink(before: Tensor, delta: Tensor) -> None:
-            if use is not None:
-                use.fire((before,), (delta,))
-
+        sink = _sink(_use(recorder, hidden, hidden_bias, layout))
         cell = states[1] if asked.kind == "lstm" else None
-        found = Recurrence.apply(
-            recorder.anchor, asked.kind, steps, sink, u, states[0], cell, hidden.detach(),
-            None if hidden_bias is None else hidden_bias.detach(),
-        )  # fmt: skip
+        bias = None if hidden_bias is None else hidden_bias.detach()
+        if asked.per % 2:
+            narrow = weights[-1]
+            other = _sink(_use(recorder, narrow, None, layout))
+            found = ProjectedRecurrence.apply(
+                recorder.anchor, steps, sink, other, u, states[0], cell, hidden.detach(), bias,
+                narrow.detach(),
+            )  # fmt: skip
+        else:
+            found = Recurrence.apply(
+                recorder.anchor, asked.kind, steps, sink, u, states[0], cell, hidden.detach(), bias
+            )
         recorder.marks.put(found[0], layout)
         for end in found[1:]:
             recorder.marks.put(end, slots)
     return tuple(found)
 
 
+def _sink(use: Use | None) -> Sink:
+    """Where a time loop hands over what a use needs."""
+
+    def fire(saved: Tensor, grad: Tensor) -> None:
+        if use is not None:
+            use.fire((saved,), (grad,))
+
+    return fire
+
+
 def _use(recorder: Recorder, weight: Tensor, bias: Tensor | None, layout: Layout) -> Use | None:
-    """The hidden projection as a use of ``linear`` on the previous states."""
+    """A product inside the time loop as a use of ``linear``."""
     leaves, template = taken_apart((None, weight, bias), {})
     owned = {id(t) for t in (weight, bias) if t is not None and recorder.is_selected(t)}
     operands = [

@@ -1,12 +1,16 @@
 """Forms: representations of n gradients that know their algebra."""
 
+from .cost import BUDGET, Plan, scratch, spans, within
 from .dense import Dense
-from .form import BUDGET, Form, inner, real, spans, wide
+from .form import Form, inner, real, wide
 from .outer import Outer
 from .part import Part
 from .patches import Geometry, Patches
+from .pixels import Pixels
 from .replay import Replay
 from .rows import Rows
+from .shares import shares
+from .sharing import sharing
 from .sketch import Sketch
 from .total import Total, total
 
@@ -18,13 +22,19 @@ __all__ = [
     "Outer",
     "Part",
     "Patches",
+    "Pixels",
+    "Plan",
     "Replay",
     "Rows",
     "Sketch",
     "Total",
     "inner",
     "real",
+    "scratch",
+    "shares",
+    "sharing",
     "spans",
     "total",
     "wide",
+    "within",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .cost import Plan
 from .form import Form, squared, wide
 
 
@@ -25,6 +26,10 @@ class Dense(Form):
         """Dense rows are handed out as they are."""
         return rows.data_ptr() == self.values.data_ptr()
 
+    def plan(self) -> Plan:
+        """Squares of what is there."""
+        return Plan("stored rows", self.n * self.size, self.nbytes(), self.row_bytes(), self.n)
+
     def nbytes(self) -> int:
         """Bytes of the rows."""
         return self.values.numel() * self.values.element_size()
@@ -32,6 +37,10 @@ class Dense(Form):
     def without(self, bad: Tensor) -> Dense:
         """Zero rows for some samples."""
         return Dense(self.values.masked_fill(bad.view(-1, *[1] * len(self.shape)), 0))
+
+    def narrowed(self, first: int, last: int) -> Dense:
+        """Some of the rows."""
+        return Dense(self.values[first:last])
 
     def sq_norms(self) -> Tensor:
         """Σ over the row's elements."""

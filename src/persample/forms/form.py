@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from .cost import Plan, scratch, spans
+
 if TYPE_CHECKING:
     from .sketch import Sketch
 
 _RUN = 4096
-BUDGET = 64 << 20  # bytes of scratch memory that a query may take beyond its result
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -31,23 +32,16 @@ def real(dtype: torch.dtype) -> torch.dtype:
     return wide(dtype)
 
 
-def spans(count: int, item_bytes: int, budget: int = BUDGET) -> Iterator[tuple[int, int]]:
-    """Cut ``count`` items into runs that fit the budget."""
-    step = max(1, min(count, budget // max(item_bytes, 1)))
-    for first in range(0, count, step):
-        yield first, min(first + step, count)
-
-
 def inner(x: Tensor, y: Tensor) -> Tensor:
     """Re⟨x, y⟩ over all axes but the first."""
     if x.is_complex() or y.is_complex():
         x, y = torch.view_as_real(x.resolve_conj()), torch.view_as_real(y.resolve_conj())
-    return (x * y).flatten(1).sum(1)
+    return flat_rows(x * y).sum(1)
 
 
 def squared(rows: Tensor) -> Tensor:
     """‖rows[i]‖², in short runs: as accurate as squaring first, without writing the squares."""
-    flat = _flat(rows)
+    flat = flat_rows(rows)
     whole = flat.shape[1] // _RUN * _RUN
     if not whole:
         size: Tensor = torch.linalg.vector_norm(flat, dim=1)
@@ -85,6 +79,10 @@ class Form:
         """The same form with the gradients of some samples (a mask) replaced by zero."""
         raise NotImplementedError
 
+    def narrowed(self, first: int, last: int) -> Form:
+        """The form of rows first … last-1 alone."""
+        raise NotImplementedError
+
     # ------------------------------------------------------------------ derived
 
     def wide_dense(self, first: int = 0, last: int | None = None) -> Tensor:
@@ -110,10 +108,18 @@ class Form:
         """Elements of one gradient."""
         return self.shape.numel()
 
-    def rows(self, budget: int = BUDGET) -> Iterator[tuple[int, int, Tensor]]:
+    def row_bytes(self) -> int:
+        """Scratch memory that one dense row takes."""
+        return self.size * wide(self.dtype).itemsize
+
+    def plan(self) -> Plan:
+        """How norms are taken, and what that costs."""
+        moved = 2 * self.n * self.row_bytes()
+        return Plan("rows", self.work(), moved, self.row_bytes(), self.n)
+
+    def rows(self, budget: int | None = None) -> Iterator[tuple[int, int, Tensor]]:
         """Dense rows, a few samples at a time."""
-        width = self.size * max(wide(self.dtype).itemsize, 4)
-        for first, last in spans(self.n, width, budget):
+        for first, last in spans(self.n, self.row_bytes(), budget):
             yield first, last, self.wide_dense(first, last)
 
     def sq_norms(self) -> Tensor:
@@ -141,14 +147,15 @@ class Form:
     def dots(self, other: Form) -> Tensor:
         """⟨gᵢ, hⱼ⟩ for every pair: (n, m)."""
         out = torch.zeros(self.n, other.n, dtype=real(self.dtype), device=self.device)
-        for first, last, mine in self.rows():
-            flat = _flat(mine)
+        half = scratch() // 2
+        for first, last, mine in self.rows(half):
+            flat = flat_rows(mine)
             for start, stop, theirs in (
                 [(first, last, mine)]
                 if other is self and (last - first == self.n)
-                else other.rows()
+                else other.rows(half)
             ):
-                out[first:last, start:stop] = flat @ _flat(theirs).T
+                out[first:last, start:stop] = flat @ flat_rows(theirs).T
         return out
 
     def dot(self, direction: Tensor) -> Tensor:
@@ -173,7 +180,8 @@ class Form:
         return total
 
 
-def _flat(rows: Tensor) -> Tensor:
+def flat_rows(rows: Tensor) -> Tensor:
+    """(n, elements) of real numbers; a scalar has one element."""
     if rows.is_complex():
         rows = torch.view_as_real(rows.resolve_conj())
     return rows.reshape(rows.shape[0], rows.shape[1:].numel())

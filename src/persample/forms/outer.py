@@ -8,7 +8,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .form import BUDGET, Form, real, spans, squared, wide
+from .cost import Plan, cheapest, scratch, spans
+from .form import Form, real, squared, wide
+from .sharing import products
 from .sketch import Sketch
 
 
@@ -32,10 +34,19 @@ class Outer(Form):
         """Positions."""
         return self.left.shape[2]
 
-    def gram_is_cheaper(self) -> bool:
+    def plan(self) -> Plan:
         """Position-by-position products, t²(a+b), against the matrix itself, t·a·b."""
-        a, b = self.left.shape[3], self.right.shape[3]
-        return self.t * (a + b) < a * b
+        n, k, t, a = self.left.shape
+        b, width = self.right.shape[3], wide(self.dtype).itemsize
+        if self.dtype.is_complex:
+            return super().plan()
+        if t == 1:
+            return Plan("one position", n * k * (a + b), 0, 0, n)
+        pairs, matrix = k * t * t, k * a * b
+        return cheapest(
+            Plan("gram", n * pairs * (a + b), 2 * n * pairs * width, 2 * pairs * width, n),
+            Plan("direct", n * t * matrix, n * matrix * width, matrix * width, n),
+        )
 
     def tensors(self) -> list[Tensor]:
         """What the form is made of."""
@@ -53,6 +64,10 @@ class Outer(Form):
         """Zero factors for some samples."""
         mask = bad.view(-1, 1, 1, 1)
         return Outer(self.left.masked_fill(mask, 0), self.right.masked_fill(mask, 0), self.shape)
+
+    def narrowed(self, first: int, last: int) -> Outer:
+        """Some samples' factors."""
+        return Outer(self.left[first:last], self.right[first:last], self.shape)
 
     # ------------------------------------------------------------------ the algebra
 
@@ -99,7 +114,7 @@ class Outer(Form):
             left, right = self._wide(0, self.n)
             found = (left.square().sum((2, 3)) * right.square().sum((2, 3))).sum(1)
             return found, found
-        if self.gram_is_cheaper():
+        if self.plan().way == "gram":
             return self._gram()
         found = self._direct()
         if not energy:
@@ -112,21 +127,45 @@ class Outer(Form):
         found = self.right.new_zeros(self.n, dtype=real(self.dtype))
         energy = torch.zeros_like(found)
         item = 2 * self.left.shape[1] * self.t * self.t * wide(self.dtype).itemsize
-        for first, last in spans(self.n, item):
+        if item > scratch():
+            return self._gram_by_blocks()
+        for first, last in spans(self.n, item, 4 << 20):  # in cache
             left, right = self._wide(first, last)
-            products = torch.matmul(left, left.mT)
-            products *= torch.matmul(right, right.mT)
-            found[first:last] = products.sum((1, 2, 3))
-            energy[first:last] = products.diagonal(dim1=2, dim2=3).sum((1, 2))
+            both = products(self.left, left, first, last) * products(self.right, right, first, last)
+            found[first:last] = both.sum((1, 2, 3))
+            energy[first:last] = both.diagonal(dim1=2, dim2=3).sum((1, 2))
+        return found.clamp_(min=0), energy
+
+    def _gram_by_blocks(self) -> tuple[Tensor, Tensor]:
+        """Sample by sample where t × t does not fit: blocks on and above the diagonal."""
+        found = self.right.new_zeros(self.n, dtype=real(self.dtype))
+        energy = torch.zeros_like(found)
+        width = 2 * self.left.shape[1] * wide(self.dtype).itemsize
+        side = max(1, math.isqrt(scratch() // width))
+        for i in range(self.n):
+            left, right = (f[0] for f in self._wide(i, i + 1))
+            for row in range(0, self.t, side):
+                mine, other = left[:, row : row + side], right[:, row : row + side]
+                sizes = torch.linalg.vector_norm(mine, dim=2) * torch.linalg.vector_norm(
+                    other, dim=2
+                )
+                energy[i] += sizes.square().sum()
+                for column in range(row, self.t, side):
+                    products = torch.matmul(mine, left[:, column : column + side].mT)
+                    products *= torch.matmul(other, right[:, column : column + side].mT)
+                    found[i] += products.sum() * (1 if row == column else 2)
         return found.clamp_(min=0), energy
 
     def _direct(self) -> Tensor:
         """A few samples at a time, so that the matrices stay in cache."""
         found = self.right.new_zeros(self.n, dtype=real(self.dtype))
         k, a, b = self.left.shape[1], self.left.shape[3], self.right.shape[3]
-        for first, last in spans(self.n, k * a * b * wide(self.dtype).itemsize, 4 << 20):
+        line = k * b * wide(self.dtype).itemsize
+        for first, last in spans(self.n, a * line, 4 << 20):
             left, right = self._wide(first, last)
-            found[first:last] = squared(torch.matmul(left.transpose(2, 3), right))
+            for start, stop in spans(a, line * (last - first)):
+                matrix = torch.matmul(left[..., start:stop].transpose(2, 3), right)
+                found[first:last] += squared(matrix)
         return found
 
     def sq_bounds(self) -> Tensor:
@@ -153,6 +192,12 @@ class Outer(Form):
         dtype = wide(self.dtype)
         n, k, t, a = self.left.shape
         b = self.right.shape[3]
+        copied = min(a, b) if dtype == self.dtype and k == 1 else a + b
+        if n * k * t * copied * dtype.itemsize > scratch() and n > 1:
+            total = torch.zeros(self.shape, dtype=dtype, device=self.device)
+            for first, last in spans(n, k * t * copied * dtype.itemsize):
+                total += self.narrowed(first, last).weighted_sum(c[first:last])
+            return total
         scaled = c.to(dtype).view(n, 1, 1, 1)
         if a <= b:
             left, right = self.left.to(dtype) * scaled, self.right.to(dtype)
@@ -176,7 +221,11 @@ class Outer(Form):
         out = self.right.new_zeros(n, dtype=real(self.dtype))
         for first, last in spans(n, k * t * b * wide(self.dtype).itemsize):
             left, right = self._wide(first, last)
-            out[first:last] = (torch.matmul(left, matrix) * right).sum((1, 2, 3))
+            if k == 1:  # one product for all samples
+                moved = torch.mm(left.reshape(-1, a), matrix[0]).view(last - first, 1, t, b)
+            else:
+                moved = torch.matmul(left, matrix)
+            out[first:last] = moved.mul_(right).sum((1, 2, 3))
         return out
 
     def dots(self, other: Form) -> Tensor:
@@ -208,7 +257,7 @@ class Outer(Form):
         m, s, b = other.n, other.t, self.right.shape[3]
         by_position = n * m * t * s * (a + b)
         written = (n * t + m * s) * a * b + n * m * a * b
-        return by_position < written or self.size * (n + m) * 4 > BUDGET * 4
+        return by_position < written or self.row_bytes() > scratch()
 
     def project(self, sketch: Sketch) -> Tensor:
         """(left Sₐᵀ)ᵀ (right S_bᵀ): the matrix itself is never formed."""

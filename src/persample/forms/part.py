@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .cost import Plan
 from .form import Form, wide
 
 
@@ -47,9 +48,17 @@ class Part(Form):
         """That of the inner form."""
         return self.form.work()
 
+    def plan(self) -> Plan:
+        """That of the view."""
+        return self.form.plan()
+
     def without(self, bad: Tensor) -> Part:
         """Zero gradients for some samples."""
         return Part(self.form.without(bad), self.shape, self.strides, self.offset)
+
+    def narrowed(self, first: int, last: int) -> Part:
+        """Some samples of the view."""
+        return Part(self.form.narrowed(first, last), self.shape, self.strides, self.offset)
 
     def dense(self, first: int = 0, last: int | None = None) -> Tensor:
         """Zeros with the view's rows in their places."""

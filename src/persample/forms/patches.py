@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .correlation import patch_products
-from .form import Form, real, spans, squared, wide
+from .cost import Plan, scratch, spans
+from .form import Form, real, squared, wide
 from .outer import Outer, guarded
 from .sketch import Sketch
 
@@ -60,6 +61,11 @@ class Patches(Form):
         mask = bad.repeat_interleave(self.images).view(-1, *[1] * (self.x.dim() - 1))
         x, grad = self.x.masked_fill(mask, 0), self.grad.masked_fill(mask, 0)
         return Patches(x, grad, self.weight, self.geometry, self.images)
+
+    def narrowed(self, first: int, last: int) -> Patches:
+        """Some samples' images."""
+        part = slice(first * self.images, last * self.images)
+        return Patches(self.x[part], self.grad[part], self.weight, self.geometry, self.images)
 
     # ------------------------------------------------------------------ dense
 
@@ -129,6 +135,19 @@ class Patches(Form):
 
     # ------------------------------------------------------------------ queries
 
+    def plan(self) -> Plan:
+        """Products of positions where they are few, else the weight gradients themselves."""
+        if not self._positions_pay():
+            return super().plan()
+        p, s = self.grad.shape[2:].numel(), self.x.shape[2:].numel()
+        g, width = self.geometry, wide(self.dtype).itemsize
+        pixels = p if self._unfold_first() else s
+        item = g.groups * (p + pixels) ** 2 * width
+        if item > scratch():
+            return super().plan()
+        flops = self.n * (p * p * self.shape[0] + pixels * pixels * self.x.shape[1])
+        return Plan("gram", flops, self.n * item, item, self.n)
+
     def _positions_pay(self) -> bool:
         """Products of positions against the rows themselves, in multiplications."""
         g = self.geometry
@@ -176,13 +195,13 @@ class Patches(Form):
         """Position products on small maps, else the rows, a few at a time."""
         if self.dtype.is_complex or self.n == 0:
             return super().sq_norms()
-        if self._positions_pay():
+        if self.plan().way == "gram":
             return self._by_positions()[0]
         return self._by_rows()
 
     def _by_rows(self) -> Tensor:
         out = self.grad.new_zeros(self.n, dtype=real(self.dtype))
-        for first, last in spans(self.n, self.size * 4, 16 << 20):
+        for first, last in spans(self.n, self.row_bytes(), 16 << 20):
             out[first:last] = squared(self.wide_dense(first, last))
         return out
 
@@ -190,7 +209,7 @@ class Patches(Form):
         """What rounding can have hidden is added; doubtful samples again in double precision."""
         if self.dtype in (torch.float64, torch.complex128) or self.n == 0:
             return self.sq_norms()
-        if self._positions_pay():
+        if self.plan().way == "gram":
             found, energy = self._by_positions()
             b = self.size // self.shape[0]
             t = self.grad.shape[2:].numel()
@@ -223,8 +242,11 @@ class Patches(Form):
         """One ordinary weight gradient with scaled output gradients."""
         dtype, g = wide(self.dtype), self.geometry
         scale = c.to(dtype).repeat_interleave(self.images)
-        if self.n == 0:
-            return torch.zeros(self.shape, dtype=dtype, device=self.device)
+        if self.n == 0 or (self.n > 1 and self._copies() > scratch()):
+            total = torch.zeros(self.shape, dtype=dtype, device=self.device)
+            for first, last in spans(self.n, self._copies() // max(self.n, 1)):
+                total += self.narrowed(first, last).weighted_sum(c[first:last])
+            return total
         grad = self.grad.to(dtype) * scale.view(-1, *[1] * (self.grad.dim() - 1))
         found: Tensor = torch.ops.aten.convolution_backward(
             grad, self.x.to(dtype), self.weight.to(dtype), None, g.stride, g.padding, g.dilation,
@@ -237,12 +259,21 @@ class Patches(Form):
         if self.dtype.is_complex or self.n == 0:
             return super().dot(direction)
         dtype, g = wide(self.dtype), self.geometry
+        if self.n > 1 and self._copies() > scratch():
+            runs = spans(self.n, self._copies() // self.n)
+            return torch.cat([self.narrowed(*run).dot(direction) for run in runs])
         moved: Tensor = torch.ops.aten.convolution(
             self.x.to(dtype), direction.to(dtype), None, g.stride, g.padding, g.dilation,
             g.transposed, g.output_padding, g.groups,
         )  # fmt: skip
         each: Tensor = (moved * self.grad.to(dtype)).flatten(1).sum(1)
         return each.view(self.n, self.images).sum(1)
+
+    def _copies(self) -> int:
+        """Scratch memory for a scaled output gradient, and for widened factors."""
+        width = wide(self.dtype).itemsize
+        widened = (self.x.numel() + self.grad.numel()) * width if self.dtype.itemsize < width else 0
+        return 2 * self.grad.numel() * width + widened
 
     def project(self, sketch: Sketch) -> Tensor:
         """As matrix products where the patches can be unfolded."""

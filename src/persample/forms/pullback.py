@@ -35,9 +35,18 @@ class Pullback(Form):
         """That of the inner form."""
         return self.form.work()
 
+    def row_bytes(self) -> int:
+        """A row of the derived tensor and one of the parameter."""
+        return super().row_bytes() + self.form.row_bytes()
+
     def without(self, bad: Tensor) -> Pullback:
         """Zero gradients for some samples."""
         return Pullback(self.form.without(bad), self.edge, self.parameter, self.derived)
+
+    def narrowed(self, first: int, last: int) -> Pullback:
+        """Some samples of the derived tensor."""
+        inner = self.form.narrowed(first, last)
+        return Pullback(inner, self.edge, self.parameter, self.derived)
 
     def _grad(self, seed: Tensor, batched: bool) -> Tensor | None:
         with warnings.catch_warnings():
@@ -64,6 +73,41 @@ class Pullback(Form):
             each = [self._grad(row, batched=False) for row in rows]
             found = torch.stack([e for e in each if e is not None]) if each[0] is not None else None
         return zeros if found is None else found
+
+    def dot(self, direction: Tensor) -> Tensor:
+        """⟨Jᵀ hᵢ, V⟩ = ⟨hᵢ, J V⟩: one product with the derivative for all samples."""
+        if self.dtype.is_complex or self.derived.is_complex:
+            return super().dot(direction)
+        moved = self._push(direction)
+        return super().dot(direction) if moved is None else self.form.dot(moved)
+
+    def _push(self, direction: Tensor) -> Tensor | None:
+        """J V as the derivative of s ↦ ⟨Jᵀ s, V⟩; None where backward cannot be differentiated.
+
+        A backward that detaches its work would lose a part without a word, so the product is
+        compared with ⟨Jᵀ s, V⟩ at a random s.
+        """
+        generator = torch.Generator().manual_seed(0)
+        at = torch.randn(self.form.shape, generator=generator, dtype=torch.float64)
+        seed = at.to(self.device, self.derived).requires_grad_()
+        direction = direction.to(self.dtype)
+        try:
+            with torch.enable_grad():
+                back = torch.autograd.grad(
+                    self.edge, [self.parameter], seed, create_graph=True, allow_unused=True
+                )[0]
+                if back is None:
+                    return torch.zeros_like(seed).detach()
+                back = back.to_dense()
+                moved: Tensor = torch.autograd.grad(back, [seed], direction)[0]
+        except RuntimeError:
+            return None
+        expected = (back.detach().double() * direction.double()).sum()
+        size = back.detach().double().norm() * direction.double().norm()
+        error = ((moved.double() * seed.detach().double()).sum() - expected).abs()
+        if not bool(error <= 64 * torch.finfo(self.derived).eps * size):
+            return None
+        return moved
 
     def certain_sum(self, c: Tensor) -> Tensor:
         """From the rows, which the norms come from."""

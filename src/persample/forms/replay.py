@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from .dense import Dense
 from .form import Form, wide
 
 
@@ -40,6 +41,10 @@ class Replay(Form):
         if last <= first:
             return torch.zeros((0, *self.shape), dtype=self.dtype, device=self.device)
         return self._rows(first, last)
+
+    def narrowed(self, first: int, last: int) -> Dense:
+        """Written out."""
+        return Dense(self.dense(first, last))
 
     def without(self, bad: Tensor) -> Form:
         """Written out with zeros: a backward pass over non-finite data would spread them."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
 
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from .cost import Plan, scratch, spans
 from .form import Form, real, wide
 from .outer import Outer
 from .sketch import Sketch
@@ -46,6 +47,12 @@ class Rows(Form):
         values = self.values.masked_fill(mask, 0)
         return Rows(self.sample, self.index, values, self.n, self.shape)
 
+    def narrowed(self, first: int, last: int) -> Rows:
+        """Some samples' rows."""
+        keep = (self.sample >= first) & (self.sample < last)
+        mine = self.sample[keep] - first
+        return Rows(mine, self.index[keep], self.values[keep], last - first, self.shape)
+
     def dense(self, first: int = 0, last: int | None = None) -> Tensor:
         """Rows added into zeros."""
         last = self.n if last is None else last
@@ -72,6 +79,15 @@ class Rows(Form):
         _WRITTEN[out] = (keys, out._version)
         return out
 
+    def _copies(self) -> int:
+        """Scratch memory for segment sums and widened values."""
+        return 2 * self.values.numel() * wide(self.dtype).itemsize
+
+    def plan(self) -> Plan:
+        """Segment sums."""
+        item = self._copies() // max(self.n, 1)
+        return Plan("segments", self.values.numel(), self._copies(), item, self.n)
+
     def segments(self) -> tuple[Tensor, Tensor, Tensor]:
         """Values summed over equal (sample, index): sample, index and sum of each segment."""
         v = self.shape[0]
@@ -84,6 +100,9 @@ class Rows(Form):
         """Segment sums: linear in the number of rows."""
         if self.dtype.is_complex:
             return super().sq_norms()
+        if self.n > 1 and self._copies() > scratch():
+            runs = spans(self.n, self._copies() // self.n)
+            return torch.cat([self.narrowed(*run).sq_norms() for run in runs])
         sample, _, total = self.segments()
         out = total.new_zeros(self.n, dtype=real(self.dtype))
         return out.index_add_(0, sample, total.square().sum(1))
@@ -91,17 +110,29 @@ class Rows(Form):
     def weighted_sum(self, c: Tensor) -> Tensor:
         """One index_add."""
         dtype = wide(self.dtype)
-        scaled = self.values.to(dtype) * c.to(dtype)[self.sample].unsqueeze(1)
         out = torch.zeros(self.shape, dtype=dtype, device=self.device)
-        return out.index_add_(0, self.index, scaled)
+        weights = c.to(dtype)[self.sample].unsqueeze(1)
+        for part in self._runs():
+            out.index_add_(0, self.index[part], self.values[part].to(dtype) * weights[part])
+        return out
+
+    def _runs(self) -> Iterator[slice]:
+        """Rows, as many at a time as fit twice."""
+        width = 2 * self.values.shape[1] * wide(self.dtype).itemsize
+        for first, last in spans(self.values.shape[0], width):
+            yield slice(first, last)
 
     def dot(self, direction: Tensor) -> Tensor:
         """Σ ⟨V[index], value⟩."""
         if self.dtype.is_complex:
             return super().dot(direction)
         dtype = wide(self.dtype)
-        each = (direction.to(dtype)[self.index] * self.values.to(dtype)).sum(1)
-        return each.new_zeros(self.n).index_add_(0, self.sample, each)
+        out = torch.zeros(self.n, dtype=dtype, device=self.device)
+        matrix = direction.to(dtype)
+        for part in self._runs():
+            each = (matrix[self.index[part]] * self.values[part].to(dtype)).sum(1)
+            out.index_add_(0, self.sample[part], each)
+        return out
 
     def project(self, sketch: Sketch) -> Tensor:
         """Columns of the row sketch are picked by index."""
@@ -111,8 +142,8 @@ class Rows(Form):
         few = sketch.rows.to(dtype)[:, self.index].T
         small = self.values.to(dtype) @ sketch.columns.to(dtype).T
         out = small.new_zeros(self.n, sketch.dim)
-        for first in range(0, small.shape[0], 65536):
-            part = slice(first, first + 65536)
+        for first, last in spans(small.shape[0], sketch.dim * dtype.itemsize):
+            part = slice(first, last)
             each = (few[part].unsqueeze(2) * small[part].unsqueeze(1)).flatten(1)
             out.index_add_(0, self.sample[part], each)
         return out

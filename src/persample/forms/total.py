@@ -7,6 +7,7 @@ import itertools
 import torch
 from torch import Tensor
 
+from .cost import Plan
 from .dense import Dense
 from .form import Form, wide
 from .outer import Outer, concatenated
@@ -42,9 +43,28 @@ class Total(Form):
         """That of all parts."""
         return sum(f.work() for f in self.forms)
 
+    def plan(self) -> Plan:
+        """The parts' own, and a cross term, where no rows are needed."""
+        rows = super().plan()
+        if self.tied() is None and not self.disjoint():
+            return rows
+        plans = [f.plan() for f in self.forms]
+        ways = " + ".join(dict.fromkeys(p.way for p in plans))
+        item = max(p.item for p in plans)
+        flops, moved = sum(p.flops for p in plans), sum(p.moved for p in plans)
+        return Plan(ways, flops, moved, item, self.n)
+
+    def row_bytes(self) -> int:
+        """All parts' rows."""
+        return super().row_bytes() + max(f.row_bytes() for f in self.forms)
+
     def without(self, bad: Tensor) -> Total:
         """Zero gradients for some samples."""
         return Total([f.without(bad) for f in self.forms])
+
+    def narrowed(self, first: int, last: int) -> Total:
+        """Some samples of all parts."""
+        return Total([f.narrowed(first, last) for f in self.forms])
 
     def dense(self, first: int = 0, last: int | None = None) -> Tensor:
         """The parts' rows, added."""
@@ -55,49 +75,49 @@ class Total(Form):
 
     def wide_dense(self, first: int = 0, last: int | None = None) -> Tensor:
         """The parts' wide rows, added."""
-        return _added([f.wide_dense(first, last) for f in self.forms])
+        return added([f.wide_dense(first, last) for f in self.forms])
 
     def weighted_sum(self, c: Tensor) -> Tensor:
         """Linear: the parts' sums, added."""
-        return _added([f.weighted_sum(c) for f in self.forms])
+        return added([f.weighted_sum(c) for f in self.forms])
 
     def certain_sum(self, c: Tensor) -> Tensor:
         """Linear."""
-        return _added([f.certain_sum(c) for f in self.forms])
+        return added([f.certain_sum(c) for f in self.forms])
 
     def dot(self, direction: Tensor) -> Tensor:
         """Linear."""
-        return _added([f.dot(direction) for f in self.forms])
+        return added([f.dot(direction) for f in self.forms])
 
     def project(self, sketch: Sketch) -> Tensor:
         """Linear."""
-        return _added([f.project(sketch) for f in self.forms])
+        return added([f.project(sketch) for f in self.forms])
 
     def dots(self, other: Form) -> Tensor:
         """Bilinear: every pair of parts."""
         others = other.forms if isinstance(other, Total) else [other]
-        return _added([f.dots(g) for f in self.forms for g in others])
+        return added([f.dots(g) for f in self.forms for g in others])
 
     def sq_norms(self) -> Tensor:
         """An embedding tied to an output head has a cheap cross term; others are written out."""
-        pair = self._tied()
+        pair = self.tied()
         if pair is not None:
             rows, outer = pair
             return (rows.sq_norms() + outer.sq_norms() + 2 * rows.cross(outer)).clamp_(min=0)
-        if self._disjoint():
-            return _added([f.sq_norms() for f in self.forms])
+        if self.disjoint():
+            return added([f.sq_norms() for f in self.forms])
         return super().sq_norms()
 
     def sq_bounds(self) -> Tensor:
         """Disjoint parts have bounds of their own; else the triangle inequality guards rounding."""
-        if self._disjoint():
-            return _added([f.sq_bounds() for f in self.forms])
+        if self.disjoint():
+            return added([f.sq_bounds() for f in self.forms])
         found = self.sq_norms()
-        sizes = _added([f.sq_bounds().sqrt() for f in self.forms])
+        sizes = added([f.sq_bounds().sqrt() for f in self.forms])
         unit = torch.finfo(found.dtype).eps
         bound = found + 64 * unit * sizes.square()
         loose = bound > found * (1 + 1e-3)
-        return torch.where(loose & (self._tied() is not None), self._written(loose, bound), bound)
+        return torch.where(loose & (self.tied() is not None), self._written(loose, bound), bound)
 
     def _written(self, loose: Tensor, bound: Tensor) -> Tensor:
         """Where cancellation between parts left little, take the dense rows."""
@@ -107,7 +127,8 @@ class Total(Form):
             out[i] = (rows.square().sum() * (1 + 1e-6)).to(out.dtype)
         return out
 
-    def _tied(self) -> tuple[Rows, Outer] | None:
+    def tied(self) -> tuple[Rows, Outer] | None:
+        """An embedding and an output head of the same table, if that is all there is."""
         if len(self.forms) != 2 or self.dtype.is_complex:
             return None
         rows = [f for f in self.forms if isinstance(f, Rows)]
@@ -116,7 +137,7 @@ class Total(Form):
             return rows[0], outer[0]
         return None
 
-    def _disjoint(self) -> bool:
+    def disjoint(self) -> bool:
         """Whether the parts are pieces of the parameter that do not overlap."""
         if not all(isinstance(f, Part) for f in self.forms):
             return False
@@ -147,11 +168,12 @@ def total(forms: list[Form]) -> Form:
     if tables:
         merged.append(tables[0] if len(tables) == 1 else concatenated_rows(tables))
     if dense:
-        merged.append(dense[0] if len(dense) == 1 else Dense(_added([d.values for d in dense])))
+        merged.append(dense[0] if len(dense) == 1 else Dense(added([d.values for d in dense])))
     return merged[0] if len(merged) == 1 else Total(merged)
 
 
-def _added(tensors: list[Tensor]) -> Tensor:
+def added(tensors: list[Tensor]) -> Tensor:
+    """The sum of tensors."""
     out = tensors[0]
     for tensor in tensors[1:]:
         out = out + tensor

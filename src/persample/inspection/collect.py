@@ -22,7 +22,7 @@ from .reading import Ids, Pick, labels_of, moved, predictions_of
 from .show import Gallery, Show
 from .store import Rows, Scratch
 
-PROBED = 8  # samples of the first batch that the self-check looks at
+PROBED = 4  # samples of the first batch that the self-check looks at
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class Plan:
     show: Show = field(default_factory=Show)
     limit: int | None = None
     device: torch.device | str | None = None
-    width: int = 256
+    width: int = 128
     seed: int = 0
     check: bool = True
     progress: bool | None = None
@@ -66,6 +66,7 @@ class Collected:
         self.verification: Verification | None = None
         self.unverified = "not asked for"
         self.without_positions = ""
+        self.position_names: list[str] | None = None
         self.slow: tuple[str, ...] = ()
         self.ambiguous: tuple[str, ...] = ()
         self.cost = Cost()
@@ -128,9 +129,11 @@ def _record(
 ) -> None:
     """Record one batch and keep its rows; they count once all are there."""
     outputs: list[Any] = []
+    coloured = not found.without_positions and found.gallery.wants_positions(batch)
+    options = plan.options | ({"positions": True} if coloured else {})
     hook = model.register_forward_hook(lambda module, args, output: outputs.append(output))
     try:
-        with watch.part("record"), record(model, **plan.options) as tape:
+        with watch.part("record"), record(model, **options) as tape:
             losses = loss_fn(model, batch)
             _expect_losses(losses, tape)
             tape.backward(losses)
@@ -144,7 +147,7 @@ def _record(
     with watch.part("project"):
         projections = tape.project(plan.width, seed=plan.seed).float().cpu()
     with watch.part("positions"):
-        contributions = positions(tape, found, batch)
+        contributions = positions(tape, found) if coloured else None
     if not found.count:
         _first(model, tape, found)
     labels = labels_of(batch, plan.labels, n)
@@ -166,17 +169,33 @@ def _record(
     found.count += n
 
 
-def positions(tape: Tape, found: Collected, batch: Any) -> Tensor | None:
-    """Each position's part of the squared norm (n, positions), where tokens are shown."""
-    ask = getattr(tape, "positions", None)
-    if ask is None or found.without_positions or not found.gallery.wants_positions(batch):
-        return None
+def positions(tape: Tape, found: Collected) -> Tensor | None:
+    """Each position's part of the squared norm: (n, positions).
+
+    Parameters that were used without positions (the head of a classifier) are left out, once the
+    first batch has told which they are.
+    """
     try:
-        answer: Tensor = ask()
+        if found.position_names is not None:
+            return tape.positions(params=found.position_names)
+        answer = tape.positions()
     except PersampleError as error:
+        if found.position_names is None:
+            found.position_names = [name for name in tape.names if _has_positions(tape, name)]
+            if found.position_names:
+                return positions(tape, found)
         found.without_positions = error.why or error.what
         return None
+    found.position_names = list(tape.names)
     return answer
+
+
+def _has_positions(tape: Tape, name: str) -> bool:
+    try:
+        tape.positions(params=name)
+    except PersampleError:
+        return False
+    return True
 
 
 def _first(model: nn.Module, tape: Tape, found: Collected) -> None:

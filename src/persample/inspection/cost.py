@@ -15,7 +15,7 @@ from torch import nn
 from ..check import LossFn
 
 KEPT = 1000  # batches whose seconds are kept
-TIMED = 3  # batches on which a plain step is timed as well
+TIMED = 2  # batches on which a plain step is timed as well
 
 
 @dataclass(slots=True)

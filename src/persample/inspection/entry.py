@@ -26,7 +26,7 @@ def inspect(
     show: Show | None = None,
     limit: int | None = None,
     device: torch.device | str | None = None,
-    width: int = 256,
+    width: int = 128,
     check: bool = True,
     progress: bool | None = None,
     memory: int = 64 << 20,

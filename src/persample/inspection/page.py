@@ -220,6 +220,11 @@ def _cost(report: Report) -> str:
         if lines:
             items = "".join(f"<li>{escape(line)}</li>" for line in lines)
             text += f"<h3>{title}</h3><ul class='facts'>{items}</ul>"
+    if made.position_names and len(made.position_names) < len(made.names):
+        text += (
+            f"<p class='quiet'>Colours of tokens count {len(made.position_names)} of "
+            f"{len(made.names)} parameters: the others were used without positions.</p>"
+        )
     if made.without_positions:
         text += f"<p class='quiet'>No colours for tokens: {escape(made.without_positions)}.</p>"
     return text

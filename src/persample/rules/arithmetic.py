@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from ..forms import Dense, wide
-from ..layout import Layout
+from ..forms import Dense, Form, Part, Rows, wide
+from ..layout import Layout, ids_of
 from ..use import Firing, Operand, Use
 from .embedding import looked_up
 from .rows import Unsuited
 from .table import Forms, rule
+
+
+def _over(grad: Tensor, operand: Operand) -> list[int]:
+    """The axes of a result over which an operand was repeated."""
+    shape, free = operand.value.shape, operand.expanded
+    shift = grad.dim() - len(shape)
+    if shift < 0:
+        raise Unsuited
+    return [
+        d
+        for d in range(grad.dim())
+        if d < shift or (shape[d - shift] == 1 and grad.shape[d] != 1) or (d - shift) in free
+    ]
+
+
+def _spread(grad: Tensor, layout: Layout, operand: Operand) -> list[int]:
+    """The axes of a result that hold samples and along which the operand has values of its own."""
+    shape, free = operand.value.shape, operand.expanded
+    shift = grad.dim() - len(shape)
+    return [
+        d for d in layout.axes if d >= shift and shape[d - shift] != 1 and d - shift not in free
+    ]
 
 
 def reduced(grad: Tensor, layout: Layout, operand: Operand, n: int) -> Tensor:
@@ -19,20 +43,9 @@ def reduced(grad: Tensor, layout: Layout, operand: Operand, n: int) -> Tensor:
     An operand expanded over the samples is one value for all of them, so its rows are the
     gradient's own; the axis is summed away within each sample.
     """
-    shape = operand.value.shape
-    shift = grad.dim() - len(shape)
-    if shift < 0:
-        raise Unsuited
-    free = operand.expanded
-    over = [
-        d
-        for d in range(grad.dim())
-        if d < shift or (shape[d - shift] == 1 and grad.shape[d] != 1) or (d - shift) in free
-    ]
-    spread = [
-        d for d in layout.axes if d >= shift and shape[d - shift] != 1 and d - shift not in free
-    ]
-    if spread and n != 1:
+    shape, free = operand.value.shape, operand.expanded
+    over = _over(grad, operand)
+    if n != 1 and _spread(grad, layout, operand):
         raise Unsuited
     target = [1 if d in free else s for d, s in enumerate(shape)]
     dtype = wide(grad.dtype)
@@ -57,23 +70,44 @@ def _closed(grad: Tensor, layout: Layout, over: list[int], n: int, dtype: torch.
 
 
 def _ragged(grad: Tensor, layout: Layout, over: list[int], n: int, dtype: torch.dtype) -> Tensor:
-    axes = layout.axes
+    axes = list(layout.axes)
     assert layout.ids is not None
-    if len(axes) > 1:
-        raise Unsuited
     if not axes:  # all of one sample
         rows = grad.sum(over, dtype=dtype) if over else grad.to(dtype)
         out = rows.new_zeros((n, *rows.shape))
         out[int(layout.ids.flatten()[0])] = rows
         return out
-    axis = axes[0]
-    dims = [d for d in over if d != axis]
+    dims = [d for d in over if d not in axes]
     rows = grad.sum(dims, keepdim=True, dtype=dtype) if dims else grad.to(dtype)
-    rows = rows.movedim(axis, 0)
+    rows = rows.movedim(axes, list(range(len(axes)))).flatten(0, len(axes) - 1)
     ids = layout.ids.flatten()
     keep = ids >= 0
     out = rows.new_zeros((n, *rows.shape[1:]))
     return out.index_add_(0, ids[keep], rows[keep])
+
+
+def scattered(grad: Tensor, layout: Layout, operand: Operand, n: int) -> Form:
+    """An operand with values of its own for samples: each row of it is some sample's alone.
+
+    Embeddings of constant ids are such operands: one row for each sample and token.
+    """
+    shift = grad.dim() - operand.value.dim()
+    target = [1 if d in operand.expanded else s for d, s in enumerate(operand.value.shape)]
+    cut = max(_spread(grad, layout, operand)) + 1
+    if any(d >= cut for d in layout.axes):
+        raise Unsuited
+    tail = [d for d in _over(grad, operand) if d >= cut]
+    rows = grad.sum(tail, dtype=wide(grad.dtype)) if tail else grad.to(wide(grad.dtype))
+    lead = grad.shape[:cut]
+    rows = rows.reshape(lead.numel(), -1)
+    ids = ids_of(layout, grad.shape, n, grad.device)
+    sample = ids.reshape(ids.shape[:cut]).expand(lead).reshape(-1)
+    count, width = math.prod(target[: cut - shift]), rows.shape[1]
+    index = torch.arange(count, device=grad.device).view(target[: cut - shift])
+    index = index.expand(lead).reshape(-1)
+    rows = rows.masked_fill((sample < 0).unsqueeze(1), 0)
+    table = Rows(sample.clamp(min=0), index, rows, n, torch.Size((count, width)))
+    return Part(table, torch.Size(target), (width, 1), 0)
 
 
 @rule("add sub rsub subtract mul multiply div divide true_divide")
@@ -95,10 +129,12 @@ def arithmetic(use: Use, firing: Firing, n: int) -> Forms:
         if operand.lookup is not None and part.shape == operand.value.shape:
             found.append(looked_up(part, layout, operand, n))
             continue
-        value = reduced(part, layout, operand, n)
-        if not operand.value.is_complex() and value.is_complex():
-            value = value.real
-        found.append(Dense(value))
+        if not operand.value.is_complex() and part.is_complex():
+            part = part.real
+        if n != 1 and _spread(part, layout, operand):
+            found.append(scattered(part, layout, operand, n))
+        else:
+            found.append(Dense(reduced(part, layout, operand, n)))
     return found
 
 
@@ -128,15 +164,18 @@ def join(use: Use, firing: Firing, n: int) -> Forms:
     if grad is None or any(t.dim() != grad.dim() for t in tensors):
         raise Unsuited
     dim %= grad.dim()
-    if dim in layout.axes:
+    if dim in layout.axes and layout.ids is None:
         raise Unsuited
     found: Forms = []
     for operand in use.operands:
         at = 0
         for tensor in tensors:
             if tensor is operand.value:
-                piece = grad.narrow(dim, at, tensor.shape[dim])
-                found.append(Dense(reduced(piece, layout, operand, n)))
+                size = tensor.shape[dim]
+                mine = layout
+                if layout.ids is not None and dim in layout.axes:
+                    mine = Layout(0, 1, layout.ids.narrow(dim, at, size))
+                found.append(Dense(reduced(grad.narrow(dim, at, size), mine, operand, n)))
                 break
             at += tensor.shape[dim]
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..forms import Dense, Rows
@@ -80,10 +81,12 @@ def embedding_bag(use: Use, firing: Firing, n: int) -> Forms:
         "per_sample_weights", "include_last_offset", "padding_idx",
     )  # fmt: skip
     grad, layout = firing.grads[0], use.out_layouts[0]
-    if grad is None or by_frequency or mode not in (0, 1) or len(use.operands) != 1:
+    if grad is None or mode not in (0, 1) or len(use.operands) != 1:
         raise Unsuited
     if use.operands[0].value is not weight or use.results[0] != 0:
         raise Unsuited
+    if by_frequency:
+        return [Dense(_alone(use, firing, n))]
     bags = grad.shape[0]
     starts = offsets[:bags].to(torch.long)
     rows = torch.arange(index.shape[0], device=index.device)
@@ -101,3 +104,30 @@ def embedding_bag(use: Use, firing: Firing, n: int) -> Forms:
         values = values / sizes.clamp(min=1)[bag].unsqueeze(1)
     values = values.masked_fill(~keep.unsqueeze(1), 0)
     return [Rows(sample.clamp(min=0), index.to(torch.long), values, n, weight.shape)]
+
+
+def _alone(use: Use, firing: Firing, n: int) -> Tensor:
+    """Each sample's bags by torch's own kernel: it alone knows what it takes for frequencies."""
+    weight, index, offsets, _, mode, _, scales, _, padding = use.bind(
+        firing, "weight", "indices", "offsets", "scale_grad_by_freq", "mode", "sparse",
+        "per_sample_weights", "include_last_offset", "padding_idx",
+    )  # fmt: skip
+    grad = firing.grads[0]
+    assert grad is not None
+    sample = row_ids(grad, use.out_layouts[0], n, 1)
+    ends = torch.cat([offsets[1 : grad.shape[0]], offsets.new_full((1,), index.shape[0])])
+    table = weight.detach().requires_grad_()
+    found = []
+    for i in range(n):
+        mine = (sample == i).nonzero().flatten()
+        runs = [torch.arange(int(offsets[b]), int(ends[b]), device=index.device) for b in mine]
+        starts = torch.tensor([0, *(r.numel() for r in runs)], device=index.device).cumsum(0)[:-1]
+        rows = torch.cat(runs) if runs else index.new_zeros(0)
+        with torch.enable_grad():
+            out = F.embedding_bag(
+                index[rows], table, starts, mode=("sum", "mean")[mode], scale_grad_by_freq=True,
+                per_sample_weights=None if scales is None else scales[rows],
+                padding_idx=None if padding is None or padding < 0 else padding,
+            )  # fmt: skip
+            found.append(torch.autograd.grad(out, table, grad[mine])[0])
+    return torch.stack(found)

@@ -120,9 +120,14 @@ def _product(a: Tensor, b: Tensor, operand: Operand, grad: Tensor, layout: Layou
         rows = by_sample(a, layout, n, 1).unsqueeze(1)
         return Outer(rows, by_sample(grad, layout, n, 1).unsqueeze(1), b.shape)
     left, right, out = product_letters(a.dim(), b.dim())
-    if operand.value is a:
-        return contraction(b, right, a, left, grad, out, layout, n)
-    return contraction(a, left, b, right, grad, out, layout, n)
+    data, theirs, mine = (b, right, left) if operand.value is a else (a, left, right)
+    weight, free = operand.value, operand.expanded
+    for d in reversed(free):  # one matrix for all samples, not one for each
+        weight, mine = weight.select(d, 0), mine[:d] + mine[d + 1 :]
+    form = contraction(data, theirs, weight, mine, grad, out, layout, n)
+    if free:
+        form.shape = torch.Size(1 if d in free else s for d, s in enumerate(operand.value.shape))
+    return form
 
 
 @rule("linear")
@@ -177,6 +182,24 @@ def addmm(use: Use, firing: Firing, n: int) -> Forms:
             scaled = grad * alpha if alpha != 1 else grad
             found.append(_product(a, b, operand, scaled, layout, n))
     return found
+
+
+def parameter_axes(use: Use, firing: Firing, rank: int) -> set[int] | None:
+    """The result's axes that belong to the parameter of a product; None if it is not a factor."""
+    args, kwargs = use.arguments(firing)
+    if use.operator == "einsum":
+        terms = list(args[1] if isinstance(args[1], (list, tuple)) else args[1:])
+        if len(terms) != 2 or not isinstance(args[0], str):
+            return None
+        letters = spelled(args[0], terms, rank)
+    else:
+        both = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor)][-2:]
+        terms = both[::-1] if use.operator == "rmatmul" else both
+        letters = product_letters(terms[0].dim(), terms[1].dim())
+    mine = [k for k, term in enumerate(terms) if any(o.value is term for o in use.operands)]
+    if len(mine) != 1:
+        return None
+    return {d for d, c in enumerate(letters[2]) if c in letters[mine[0]]}
 
 
 @rule("einsum")

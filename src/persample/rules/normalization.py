@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..forms import Dense, wide
-from ..layout import Layout
+from ..layout import Layout, remap
 from ..use import Firing, Use
 from .rows import Unsuited, by_sample
 from .table import Forms, rule
@@ -91,28 +91,24 @@ def _fixed(x: Tensor, mean: Tensor, var: Tensor, eps: float) -> Tensor:
 
 
 def _channels(use: Use, weight: Tensor | None, normalised: Tensor, grad: Tensor, n: int) -> Forms:
+    """Channels on axis 1; spatial axes are summed at once unless they hold samples."""
     layout = use.out_layouts[0]
-    if 1 in layout.axes or grad.dim() < 2:
+    rank = grad.dim()
+    if 1 in layout.axes or rank < 2:
         raise Unsuited
+    flat = all(d == 0 for d in layout.axes)
+    places = [0, 1] + [None] * (rank - 2) if flat else [0, rank - 1, *range(1, rank - 1)]
+    moved = remap(layout, places, 2 if flat else rank)
     found: Forms = []
     for operand in use.operands:
         product = grad * normalised.to(grad.dtype) if operand.value is weight else grad
-        if product.dim() > 2 and not any(d > 1 for d in layout.axes):
+        if rank > 2 and flat:
             product = product.flatten(2).sum(2, dtype=wide(grad.dtype))
-        elif product.dim() > 2:
+        elif rank > 2:
             product = product.movedim(1, -1)
-        rows = by_sample(product, _last(layout, product, grad), n, 1)
+        rows = by_sample(product, moved, n, 1)
         found.append(Dense(rows.sum(1, dtype=wide(grad.dtype))))
     return found
-
-
-def _last(layout: Layout, product: Tensor, grad: Tensor) -> Layout:
-    """The layout after the spatial axes were summed, or the channels moved to the end."""
-    if layout.ids is None and layout.axis == 0:
-        return layout
-    if layout.ids is not None and product.dim() == 2:
-        return Layout(0, 1, layout.ids.reshape(layout.ids.shape[0], 1))
-    raise Unsuited
 
 
 def _only(firing: Firing) -> Tensor:

@@ -36,7 +36,10 @@ def by_sample(x: Tensor, layout: Layout, n: int, keep: int) -> Tensor:
 
 def _ragged(x: Tensor, layout: Layout, n: int, lead: int) -> Tensor:
     ids = row_ids(x, layout, n, lead)
-    return padded(x.reshape(-1, *x.shape[lead:]), ids, n)
+    rows = x.reshape(-1, *x.shape[lead:])
+    if ids.numel() == n and torch.equal(ids, torch.arange(n, device=ids.device)):
+        return rows.unsqueeze(1)
+    return padded(rows, ids, n)
 
 
 def row_ids(x: Tensor, layout: Layout, n: int, lead: int) -> Tensor:

@@ -1,0 +1,115 @@
+"""What every question of a tape starts from."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from . import queries
+from .errors import UsageError
+from .forms import Form, within
+from .lean import Visitor
+from .ledger import Ledger
+from .parameters import Params, choose
+
+if TYPE_CHECKING:
+    from .recorder import Recorder
+
+Grads = dict[str, Tensor]
+
+
+class Asked:
+    """A recording, open for questions."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder: Recorder | None = recorder
+        self._ledger = Ledger(recorder)
+        self._warned = False
+
+    @property
+    def n(self) -> int:
+        """How many samples were seen."""
+        n = self._open().n
+        if n is None:
+            raise UsageError(
+                "no samples were seen",
+                why="the model was not called inside the block",
+                fix="call the model on its inputs inside the block, or tape.mark(x)",
+            )
+        return n
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The recorded parameters, in the order of ``named_parameters()``."""
+        return tuple(self._open().parameters.selected)
+
+    def _open(self) -> Recorder:
+        if self._recorder is None:
+            raise UsageError("the tape is closed", fix="ask before tape.close()")
+        return self._recorder
+
+    @contextlib.contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Unseen by any recorder, within the memory budget."""
+        with torch._C.DisableTorchFunction(), within(self._open().budget):
+            yield
+
+    def _device(self) -> torch.device:
+        return next(iter(self._open().parameters.selected.values())).device
+
+    def _forms(self, params: Params) -> dict[str, Form]:
+        self._open()
+        return self._ledger.forms(choose(params, self.names))
+
+    def _each(self, names: Sequence[str], visit: Visitor, *, linear: bool = False) -> None:
+        """Show the form of every parameter that received a gradient to a visitor.
+
+        A lean recording back-propagates again for it. Where the question is ``linear``, a parameter
+        may come use by use.
+        """
+        recorder = self._open()
+        if self._ledger.lean is None:
+            for name, form in self._ledger.forms(names).items():
+                visit(name, form)
+        else:
+            self._ledger.ready()
+            recorder.revisit(set(names), visit, linear=linear)
+
+    def _sq_norms(self, params: Params) -> Tensor:
+        parts = self._ledger.sq_norms(choose(params, self.names))
+        return queries.added(parts, self.n, self._device())
+
+    def _summed(
+        self,
+        names: Sequence[str],
+        c: Tensor,
+        *,
+        bad: Tensor | None = None,
+        wide: bool = False,
+    ) -> Grads:
+        """Σ cᵢ gᵢ; ``bad`` samples are taken out before any batched kernel: 0 · NaN is NaN."""
+        certain = bad is not None
+        drop = bad if bad is not None and bool(bad.any()) else None
+        sums: Grads = {}
+
+        def visit(name: str, form: Form) -> None:
+            form = form if drop is None else form.without(drop)
+            value = form.certain_sum(c) if certain else form.weighted_sum(c)
+            sums[name] = sums[name] + value if name in sums else value
+
+        self._each(names, visit, linear=True)
+        found = {}
+        for name in names:
+            parameter = self._open().parameters.selected[name]
+            dtype = parameter.dtype
+            if wide:
+                dtype = torch.promote_types(dtype, torch.float32)
+            if name in sums:
+                found[name] = sums[name].to(dtype)
+            else:
+                found[name] = torch.zeros(parameter.shape, dtype=dtype, device=parameter.device)
+        return found

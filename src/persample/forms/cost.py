@@ -1,0 +1,75 @@
+"""What a question costs: multiplications, memory traffic, and scratch memory cut to a budget.
+
+Every choice between two ways of computing the same numbers is made here, anew for each call, from
+the sizes of that call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+BUDGET = 64 << 20  # bytes of scratch memory that a question may take beyond its result
+_LIMIT: ContextVar[int] = ContextVar("scratch memory", default=BUDGET)
+_BYTE = 2  # multiplications that take as long as moving a byte of an intermediate result
+
+
+def scratch() -> int:
+    """Bytes that the question being answered may take."""
+    return _LIMIT.get()
+
+
+@contextlib.contextmanager
+def within(budget: int) -> Iterator[None]:
+    """Answer questions with this much scratch memory."""
+    token = _LIMIT.set(budget)
+    try:
+        yield
+    finally:
+        _LIMIT.reset(token)
+
+
+def spans(count: int, item_bytes: int, budget: int | None = None) -> Iterator[tuple[int, int]]:
+    """Cut ``count`` items into runs that fit the budget (one item at least)."""
+    limit = scratch() if budget is None else min(budget, scratch())
+    step = max(1, min(count, limit // max(item_bytes, 1)))
+    for first in range(0, count, step):
+        yield first, min(first + step, count)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One way of taking norms: what it computes, moves, and needs at a time.
+
+    ``flops`` are multiplications, ``moved`` bytes of intermediate results written and read,
+    ``item`` the bytes that cannot be cut further, ``items`` how many of those there are.
+    """
+
+    way: str
+    flops: int
+    moved: int
+    item: int
+    items: int
+
+    @property
+    def cost(self) -> int:
+        """Time, in multiplications."""
+        return self.flops + _BYTE * self.moved
+
+    @property
+    def tiles(self) -> int:
+        """Into how many pieces the budget cuts the work."""
+        if not self.items:
+            return 0
+        step = max(1, scratch() // max(self.item, 1))
+        return -(-self.items // step)
+
+    def __str__(self) -> str:
+        return self.way + (f", {self.tiles} tiles" if self.tiles > 1 else "")
+
+
+def cheapest(*plans: Plan) -> Plan:
+    """The plan that takes the least time."""
+    return min(plans, key=lambda plan: plan.cost)

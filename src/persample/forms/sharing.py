@@ -1,0 +1,68 @@
+"""Products of positions that several parameters need: the same data met q, k and v.
+
+While norms of many parameters are taken, the products of a factor that belongs to more than one of
+them are kept until its last use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .cost import scratch
+
+Key = tuple[Any, ...]
+
+
+class Shared:
+    """How often each factor is still needed, and the products that are kept for it."""
+
+    def __init__(self, factors: Iterable[Tensor]) -> None:
+        self.left = Counter(_key(f) for f in factors)
+        self.kept: dict[Key, dict[tuple[int, int], Tensor]] = {}
+
+    def products(self, factor: Tensor, part: Tensor, first: int, last: int) -> Tensor:
+        """``part @ part.mT`` of some samples of a factor."""
+        key = _key(factor)
+        tiles = self.kept.setdefault(key, {})
+        found = tiles.get((first, last))
+        if found is None:
+            found = torch.matmul(part, part.mT)
+            if self.left[key] > 1 and found.nbytes * factor.shape[0] // (last - first) <= scratch():
+                tiles[first, last] = found
+        if last == factor.shape[0]:
+            self.left[key] -= 1
+            if self.left[key] <= 0:
+                self.kept.pop(key, None)
+        return found
+
+
+_CURRENT: ContextVar[Shared | None] = ContextVar("shared products", default=None)
+
+
+@contextlib.contextmanager
+def sharing(factors: Iterable[Tensor]) -> Iterator[None]:
+    """Keep products that these factors (each named once per use) have in common."""
+    token = _CURRENT.set(Shared(factors))
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)
+
+
+def products(factor: Tensor, part: Tensor, first: int, last: int) -> Tensor:
+    """⟨row t, row s⟩ for every sample first … last-1, not to be written to."""
+    shared = _CURRENT.get()
+    if shared is None:
+        return torch.matmul(part, part.mT)
+    return shared.products(factor, part, first, last)
+
+
+def _key(factor: Tensor) -> Key:
+    return (factor.data_ptr(), factor.shape, factor.stride(), factor.dtype)
