@@ -1,6 +1,6 @@
 """Do gradients find wrong labels? Five per cent of the labels of three data sets are changed.
 
-    python -m benchmarks.suspects [--seeds 30] [--first 0] [--out FILE.json] [--plot FILE.svg]
+    python -m benchmarks.suspects [--seeds 20] [--first 0] [--out FILE.json] [--plot FILE.svg]
 
 For every data set and seed a network is trained from scratch on the changed labels, and inspected
 twice: early (after a few epochs) and fully fitted (every label learned, mean loss below 0.01).
@@ -203,7 +203,7 @@ def plot(summary: dict[str, Any]) -> str:
 def main() -> None:
     """Run, print a table, write."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.suspects", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=30)
+    parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--plot", type=Path)
