@@ -336,6 +336,30 @@ def test_a_model_without_positions_has_tokens_without_colours(tmp_path: Path) ->
     assert "No colours for tokens" in found.to_html(tmp_path / "t.html").read_text()
 
 
+def test_only_samples_that_are_shown_are_coloured_and_only_if_they_run_again_the_same() -> None:
+    torch.manual_seed(0)
+    model = Reader(False)
+    batches = [torch.randint(5, (20, 3 + k % 2)) for k in range(6)]  # two lengths
+
+    def squares(model: nn.Module, batch: Tensor) -> Tensor:
+        return model(batch).square().sum(1)
+
+    found = persample.inspect(model, squares, batches, progress=False)
+    parts = found.collected.gallery.contributions
+    assert set(parts) == found.worth_a_look()
+    assert len(parts) < found.count
+    for i, part in parts.items():
+        torch.testing.assert_close(part.sum(), found.norms[i].float() ** 2)
+        assert len(part) == 3 + (i // 20) % 2
+
+    calls = iter(range(1000))
+    found = persample.inspect(
+        model, lambda m, b: squares(m, b) * (1 + next(calls)), batches, progress=False, check=False
+    )
+    assert not found.collected.gallery.contributions
+    assert "other losses" in found.collected.without_positions
+
+
 # ------------------------------------------------------------------ files
 
 

@@ -16,6 +16,7 @@ from ..entry import record
 from ..errors import PersampleError, UsageError
 from ..tape import Tape
 from ..testing import batch_size, take
+from .colours import Whole
 from .cost import Cost, Stopwatch
 from .progress import Progress
 from .reading import Ids, Pick, labels_of, moved, predictions_of
@@ -59,6 +60,7 @@ class Collected:
         self.shapes: list[tuple[int, ...]] = []
         self.ids = Ids(plan.ids, self.scratch)
         self.gallery = Gallery(plan.show, self.scratch)
+        self.whole = Whole(self.scratch)
         self.losses, self.norms = Rows(self.scratch), Rows(self.scratch)
         self.parameter_norms, self.projections = Rows(self.scratch), Rows(self.scratch)
         self.labels, self.predictions = Rows(self.scratch), Rows(self.scratch)
@@ -129,11 +131,9 @@ def _record(
 ) -> None:
     """Record one batch and keep its rows; they count once all are there."""
     outputs: list[Any] = []
-    coloured = not found.without_positions and found.gallery.wants_positions(batch)
-    options = plan.options | ({"positions": True} if coloured else {})
     hook = model.register_forward_hook(lambda module, args, output: outputs.append(output))
     try:
-        with watch.part("record"), record(model, **options) as tape:
+        with watch.part("record"), record(model, **plan.options) as tape:
             losses = loss_fn(model, batch)
             _expect_losses(losses, tape)
             tape.backward(losses)
@@ -146,15 +146,15 @@ def _record(
         norms = sizes.double().square().sum(1).sqrt()
     with watch.part("project"):
         projections = tape.project(plan.width, seed=plan.seed).float().cpu()
-    with watch.part("positions"):
-        contributions = positions(tape, found) if coloured else None
     if not found.count:
         _first(model, tape, found)
     labels = labels_of(batch, plan.labels, n)
     predictions = predictions_of(outputs[-1] if outputs else None, labels, n)
     tape.close()
     found.ids.add(batch, n)
-    found.gallery.add(batch, n, contributions)
+    found.gallery.add(batch, n)
+    if len(found.gallery.tokens):
+        found.whole.add(batch, n, found.count)
     for rows, values in (
         (found.losses, losses.detach().float()),
         (found.norms, norms),
@@ -167,35 +167,6 @@ def _record(
         if values is not None:
             rows.append(values)
     found.count += n
-
-
-def positions(tape: Tape, found: Collected) -> Tensor | None:
-    """Each position's part of the squared norm: (n, positions).
-
-    Parameters that were used without positions (the head of a classifier) are left out, once the
-    first batch has told which they are.
-    """
-    try:
-        if found.position_names is not None:
-            return tape.positions(params=found.position_names)
-        answer = tape.positions()
-    except PersampleError as error:
-        if found.position_names is None:
-            found.position_names = [name for name in tape.names if _has_positions(tape, name)]
-            if found.position_names:
-                return positions(tape, found)
-        found.without_positions = error.why or error.what
-        return None
-    found.position_names = list(tape.names)
-    return answer
-
-
-def _has_positions(tape: Tape, name: str) -> bool:
-    try:
-        tape.positions(params=name)
-    except PersampleError:
-        return False
-    return True
 
 
 def _first(model: nn.Module, tape: Tape, found: Collected) -> None:

@@ -10,7 +10,8 @@ from torch import nn
 
 from ..check import LossFn
 from ..errors import UsageError
-from .collect import Plan, collect
+from .collect import Plan, collect, untouched
+from .colours import colour
 from .reading import Pick, expect_batches
 from .report import Report
 from .show import Show
@@ -69,4 +70,9 @@ def inspect(
         ids=ids, labels=labels, show=show or Show(), limit=limit, device=device, width=width,
         check=check, progress=progress, memory=memory, scratch=scratch, options=options,
     )  # fmt: skip
-    return Report(collect(model, loss_fn, expect_batches(batches), plan))
+    found = collect(model, loss_fn, expect_batches(batches), plan)
+    report = Report(found)
+    if not report.interrupted and len(found.gallery.tokens):
+        with untouched(model):
+            colour(model, loss_fn, found, report.worth_a_look(), options)
+    return report

@@ -157,6 +157,11 @@ class Report:
     def _close(self, tolerance: float) -> list[list[int]]:
         return neighbours.duplicates(self.projections, self.norms, self.finite, tolerance=tolerance)
 
+    def worth_a_look(self, k: int = 24) -> set[int]:
+        """Positions of the samples that a page shows in full."""
+        tables = (self.suspects(k), self.outliers(k))
+        return {i for table in tables for i in torch.as_tensor(table["index"]).tolist()}
+
     def rows(self, indices: Tensor) -> Table:
         """A table of some samples."""
         columns: dict[str, Any] = {

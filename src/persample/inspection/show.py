@@ -72,21 +72,19 @@ class Gallery:
     def __init__(self, show: Show, scratch: Scratch) -> None:
         self.show = show
         self.images, self.features = Rows(scratch), Rows(scratch)
-        self.tokens, self.contributions = Ragged(scratch), Ragged(scratch)
+        self.tokens = Ragged(scratch)
+        self.contributions: dict[int, Tensor] = {}
         self.texts = Texts(scratch)
 
-    def wants_positions(self, batch: Any) -> bool:
-        """Whether tokens are shown, so that contributions of positions are worth asking for."""
-        return self._tokens(batch) is not None
-
-    def add(self, batch: Any, n: int, contributions: Tensor | None) -> None:
+    def add(self, batch: Any, n: int) -> None:
         """Keep small copies of one batch."""
         if self.show.text is not None:
             self._add_texts(list(self.show.text(batch)), n)
             return
         tokens = self._tokens(batch)
         if tokens is not None:
-            self._add_tokens(tokens, contributions, n)
+            self._expect(tokens.shape[0], n, "tokens")
+            self.tokens.append(list(tokens.detach()[:, :TOKENS].to("cpu", torch.int32)))
             return
         first = first_tensor(batch)
         images = self.show.images(batch) if self.show.images is not None else first
@@ -107,8 +105,11 @@ class Gallery:
             row = self.tokens[index].tolist()
             kept = [k for k, number in enumerate(row) if number >= 0]
             words = tuple(self.show.token(row[k]) for k in kept)
-            parts = self.contributions[index][kept] if len(self.contributions) > index else None
-            return Shown(tokens=words, contributions=parts)
+            parts = self.contributions.get(index)
+            fits = parts is not None and len(parts[:TOKENS]) == len(row)
+            return Shown(
+                tokens=words, contributions=parts[kept] if fits and parts is not None else None
+            )
         if len(self.features) > index:
             return Shown(features=self.features.tensor()[index])
         return Shown()
@@ -121,12 +122,6 @@ class Gallery:
         first = first_tensor(batch)
         whole = first is not None and first.dtype in (torch.int32, torch.int64)
         return first if whole and first is not None and first.dim() == 2 else None
-
-    def _add_tokens(self, tokens: Tensor, contributions: Tensor | None, n: int) -> None:
-        self._expect(tokens.shape[0], n, "tokens")
-        self.tokens.append(list(tokens.detach()[:, :TOKENS].to("cpu", torch.int32)))
-        if contributions is not None and contributions.shape == tokens.shape:
-            self.contributions.append(list(contributions.detach()[:, :TOKENS].float().cpu()))
 
     def _add_texts(self, texts: list[str], n: int) -> None:
         self._expect(len(texts), n, "text")
