@@ -22,7 +22,7 @@ def test_norms_and_sums(name: str) -> None:
     model, batch = double(*MODELS[name](3))
     rows = oracle(model, loss, batch, n=3)
     with persample.record(model, lean=True) as tape:
-        tape.backward(loss(model, batch))
+        tape.backward(loss(model, batch), retain_graph=True)
     norms = flat_rows(rows).norm(dim=1)
     close(tape.norms(), norms)
     bound = float(norms.median())
@@ -36,6 +36,17 @@ def test_norms_and_sums(name: str) -> None:
         expected = torch.tensordot(c.to(rows[parameter].dtype), rows[parameter], 1)
         assert float((value - expected).abs().max()) <= 1e-10 * top
     assert all(p.grad is None for p in model.parameters())
+
+
+def test_a_sum_frees_the_graph() -> None:
+    model = torch.nn.Linear(3, 2)
+    with persample.record(model, lean=True) as tape:
+        tape.backward(model(torch.randn(4, 3)).square().sum(1))
+    norms = tape.norms()
+    tape.clipped_sum(1.0, rule=persample.per_layer())
+    assert torch.equal(tape.norms(), norms)
+    with pytest.raises(persample.UsageError, match="retain_graph=True"):
+        tape.weighted_sum(torch.ones(4))
 
 
 def test_nothing_is_kept() -> None:

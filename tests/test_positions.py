@@ -441,3 +441,23 @@ def test_empty_batch_and_one_sample() -> None:
     with persample.record(layer, positions=True) as tape:
         tape.backward(layer(torch.randn(0, 5, 4)).square().sum((1, 2)))
     assert tape.positions().shape[0] == 0
+
+
+def test_unproven_tapes_have_no_positions() -> None:
+    net = nn.Linear(4, 3)
+    with persample.record(net, positions=True, unproven="loop") as tape:
+        out = net(torch.randn(3, 5, 4))
+        tape.backward((out - out.mean(0)).square().sum((1, 2)))
+    with pytest.raises(persample.UsageError, match="one loss at a time"):
+        tape.positions()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_narrow_dtypes(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    net, ids = GPT(True).to(dtype), torch.randint(11, (3, 6))
+    with persample.record(net, positions=True) as tape:
+        tape.backward(next_token(net, (ids,)))
+    found = tape.positions()
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.sum(1), tape.norms().square(), rtol=1e-4, atol=1e-4)

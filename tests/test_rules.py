@@ -15,6 +15,7 @@ import persample
 from persample.testing import oracle, relative_error
 
 from .models import Fn, flat_loss, par
+from .test_questions import close, flat_rows
 
 Build = Callable[[], tuple[nn.Module, tuple[Any, ...]]]
 N = 3
@@ -238,3 +239,37 @@ def test_rule(name: str) -> None:
     assert relative_error(tape.grads(), expected) < 1e-10
     assert bool({u.rule for u in tape.explain().uses} == {"generic"}) == (name in GENERIC)
     assert bool(tape.explain().slow) == (name in GENERIC)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "dropout" not in name])
+def test_every_question(name: str) -> None:
+    torch.manual_seed(0)
+    model, batch = CASES[name]()
+    model = model.double()
+    batch = tuple(b.double() if b.is_floating_point() else b for b in batch)
+    rows = oracle(model, loss, batch, n=N)
+    with persample.record(model) as tape:
+        tape.backward(loss(model, batch))
+    flat = flat_rows(rows)
+    norms = flat.norm(dim=1)
+    close(tape.norms(), norms)
+    close(tape.gram(), flat @ flat.T)
+    close(tape.gram().diagonal(), tape.norms().square())
+    c = torch.tensor([0.5, -2.0, 3.0], dtype=torch.float64)
+    bound = float(norms.median())
+    clip = (bound / norms).clamp(max=1)
+    direction = {k: torch.randn_like(g[0]) for k, g in rows.items()}
+    close(tape.dots(direction), flat @ torch.cat([d.flatten() for d in direction.values()]))
+    sketches = [
+        persample.forms.Sketch(k, g.shape[1:], 6, 3, g.device).of_rows(g) for k, g in rows.items()
+    ]
+    close(tape.project(6, seed=3), torch.stack(sketches).sum(0))
+    found = (tape.weighted_sum(c), tape.clipped_sum(bound), tape.second_moment(), tape.variance())
+    for k, g in rows.items():
+        top = float(g.abs().max())
+        answers = [answer[k] for answer in found]
+        sums = [torch.tensordot(c, g, 1), torch.tensordot(clip, g, 1)]
+        for mine, theirs in zip(answers[:2], sums, strict=True):
+            assert float((mine - theirs).abs().max()) <= 1e-10 * max(top, 1e-20)
+        for mine, theirs in zip(answers[2:], [g.square().mean(0), g.var(0)], strict=True):
+            assert float((mine - theirs).abs().max()) <= 1e-10 * max(top**2, 1e-20)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -65,11 +65,13 @@ class Asked:
         self._open()
         return self._ledger.forms(choose(params, self.names))
 
-    def _each(self, names: Sequence[str], visit: Visitor, *, linear: bool = False) -> None:
+    def _each(
+        self, names: Sequence[str], visit: Visitor, *, linear: bool = False, last: bool = False
+    ) -> None:
         """Show the form of every parameter that received a gradient to a visitor.
 
-        A lean recording back-propagates again for it. Where the question is ``linear``, a parameter
-        may come use by use.
+        A lean recording back-propagates again for it, and frees the graph with the ``last``
+        question. Where the question is ``linear``, a parameter may come use by use.
         """
         recorder = self._open()
         if self._ledger.lean is None:
@@ -77,7 +79,7 @@ class Asked:
                 visit(name, form)
         else:
             self._ledger.ready()
-            recorder.revisit(set(names), visit, linear=linear)
+            recorder.revisit(set(names), visit, linear=linear, last=last)
 
     def _sq_norms(self, params: Params) -> Tensor:
         parts = self._ledger.sq_norms(choose(params, self.names))
@@ -86,10 +88,11 @@ class Asked:
     def _summed(
         self,
         names: Sequence[str],
-        c: Tensor,
+        c: Mapping[str, Tensor],
         *,
         bad: Tensor | None = None,
         wide: bool = False,
+        last: bool = False,
     ) -> Grads:
         """Σ cᵢ gᵢ; ``bad`` samples are taken out before any batched kernel: 0 · NaN is NaN."""
         certain = bad is not None
@@ -98,10 +101,10 @@ class Asked:
 
         def visit(name: str, form: Form) -> None:
             form = form if drop is None else form.without(drop)
-            value = form.certain_sum(c) if certain else form.weighted_sum(c)
+            value = form.certain_sum(c[name]) if certain else form.weighted_sum(c[name])
             sums[name] = sums[name] + value if name in sums else value
 
-        self._each(names, visit, linear=True)
+        self._each(names, visit, linear=True, last=last)
         found = {}
         for name in names:
             parameter = self._open().parameters.selected[name]

@@ -79,7 +79,7 @@ def _checked(
             fix="checkpoint(..., use_reentrant=False)",
         )
     if ledger.lean is not None:
-        if ledger.lean.root is not None:
+        if ledger.lean.done:
             raise UsageError(
                 "a second backward in a lean recording",
                 why="norms of a sum are not sums of norms, and nothing of the first was kept",
@@ -100,7 +100,7 @@ def _checked(
         if ledger.lean is not None:
             with torch._C.DisableTorchFunction(), torch.no_grad(), within(recorder.budget):
                 ledger.lean.finish()
-            ledger.lean.root = losses, seed, factor
+            ledger.lean.finished((losses, seed, factor), retain=retain_graph)
         ledger.backwards += 1
         ledger.scalar = ledger.scalar or scalar
         ledger.coupled = ledger.coupled or coupled
@@ -116,28 +116,42 @@ def _checked(
     loop.one_by_one(recorder, losses, retain_graph=retain_graph)
 
 
-def revisit(recorder: Recorder, names: set[str], visit: Visitor, *, linear: bool) -> None:
-    """Lean recordings: one more backward pass that shows every gradient to a visitor."""
+def revisit(
+    recorder: Recorder, names: set[str], visit: Visitor, *, linear: bool, last: bool
+) -> None:
+    """Lean recordings: one more backward pass that shows every gradient to a visitor.
+
+    The ``last`` question frees the graph while it passes, as an ordinary backward does, unless the
+    user asked to keep it.
+    """
     ledger = recorder.tape._ledger
     lean = ledger.lean
     assert lean is not None
-    assert lean.root is not None
+    if lean.root is None:
+        raise UsageError(
+            "this lean recording has given its sum, and its graph is gone",
+            why="a weighted or clipped sum frees the graph while it back-propagates",
+            fix="ask for sums last, or tape.backward(losses, retain_graph=True)",
+        )
 
     def chosen(name: str, form: Form) -> None:
         if name in names:
             visit(name, form)
 
     losses, seed, factor = lean.root
+    ledger.retain = lean.retain or not last
     lean.begin(chosen, linear=linear, patient=recorder.custom.reentrant)
     try:
         # questions run with the recorder switched off; recomputation must see it
         with torch._C._EnableTorchFunction(), receiving(recorder, factor):
-            _backward(losses, seed, retain_graph=True)
+            _backward(losses, seed, retain_graph=ledger.retain)
         if ledger.trouble is not None:
             raise ledger.trouble
         lean.finish()
     finally:
         lean.begin()
+        if not ledger.retain:
+            lean.root = None
 
 
 def _prove(recorder: Recorder, losses: Tensor) -> tuple[bool, Any]:

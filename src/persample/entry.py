@@ -46,7 +46,9 @@ def record(
     names, or a predicate on names. ``rules``: overrides for one recording. ``unproven``: "refuse",
     or "loop" to fall back to one backward pass per sample. ``verify``: check this step against
     autograd. ``lean``: keep nothing; norms are taken during the backward pass, and what
-    :class:`persample.Ahead` names; every other question of one tape is one more backward pass.
+    :class:`persample.Ahead` names; every other question of one tape is one more backward pass. A
+    weighted or clipped sum comes last: it frees the graph as it passes, like any backward, unless
+    ``tape.backward(losses, retain_graph=True)`` keeps it.
     ``positions``: keep what :meth:`Tape.positions` needs (inputs and output gradients of biases and
     norm layers, too).
     ``budget``: bytes of scratch memory that a question may take beyond its result; larger work is

@@ -54,6 +54,8 @@ class Lean:
     visitor: Visitor | None = None
     linear: bool = False
     patient: bool = False
+    retain: bool = False
+    done: bool = False
 
     def expect(self, names: Iterable[str]) -> None:
         """A use of these parameters was recorded in forward."""
@@ -68,7 +70,7 @@ class Lean:
         ``patient``: uses that forward did not announce may come (reentrant checkpointing), so every
         parameter waits for the end.
         """
-        if self.root is None:  # an interrupted first pass leaves no half of itself
+        if not self.done:  # an interrupted first pass leaves no half of itself
             self.clear()
         self.waiting.clear()
         self.settled.clear()
@@ -95,8 +97,7 @@ class Lean:
         (self.visitor or self._first)(name, form)
 
     def _first(self, name: str, form: Form) -> None:
-        self.sq_norms[name] = form.sq_norms()
-        self.sq_bounds[name] = form.sq_bounds()
+        self.sq_norms[name], self.sq_bounds[name] = form.measured()
         if self.ahead.direction is not None:
             self.dots[name] = form.dot(self.ahead.direction[name].detach())
         if self.ahead.projection is not None:
@@ -112,9 +113,13 @@ class Lean:
         for name in list(self.waiting):
             self._settle(name)
 
+    def finished(self, root: tuple[Tensor, Tensor, float], *, retain: bool) -> None:
+        """The first backward pass is over; ``root`` is where others start."""
+        self.root, self.retain, self.done = root, retain, True
+
     def clear(self) -> None:
         """Let go of everything."""
-        self.root = self.visitor = None
+        self.root, self.visitor, self.done = None, None, False
         for kept in (self.waiting, self.sq_norms, self.sq_bounds, self.dots, self.squares):
             kept.clear()
         self.projections.clear()

@@ -50,7 +50,7 @@ class Moments(Asked):
                 for name in names
             }
         ones = torch.ones(self.n, dtype=torch.float64, device=self._device())
-        return self._summed(names, ones / n, wide=True)
+        return self._summed(names, dict.fromkeys(names, ones / n), wide=True)
 
     def variance(self, *, params: Params = None) -> Grads:
         """The unbiased variance over samples, element by element: ``{name: shape}``."""

@@ -173,6 +173,11 @@ def contributions(
 ) -> Tensor:
     """(n, T): shares of ‖gᵢ‖², or of ⟨gᵢ, V⟩."""
     ledger.ready()
+    if ledger.looped is not None:
+        raise UsageError(
+            "this tape was computed one loss at a time, so no positions are known",
+            fix="use a model that persample can prove",
+        )
     wanted = set(names)
     chosen = [e for e in ledger.entries if wanted.intersection(ledger.sources(e.operand))]
     splits, count = _agreed(ledger, chosen, n)

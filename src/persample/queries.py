@@ -55,6 +55,8 @@ def expect_direction(
             fix="leave none out and add none; select with params=",
         )
     for name in wanted:
+        if not isinstance(direction[name], Tensor):
+            raise UsageError(f"{name}: a direction holds tensors, got {direction[name]!r}")
         if direction[name].shape != selected[name].shape:
             raise UsageError(
                 f"{name}: direction {tuple(direction[name].shape)}, parameter "

@@ -164,9 +164,9 @@ class Recorder:
         """The body of ``Tape.backward``."""
         tape_backward(self, losses, scale=scale, retain_graph=retain_graph)
 
-    def revisit(self, names: set[str], visit: Visitor, *, linear: bool) -> None:
+    def revisit(self, names: set[str], visit: Visitor, *, linear: bool, last: bool) -> None:
         """Back-propagate a lean recording again and show its gradients to a visitor."""
-        revisit(self, names, visit, linear=linear)
+        revisit(self, names, visit, linear=linear, last=last)
 
     # ------------------------------------------------------------------ what is known of a tensor
 

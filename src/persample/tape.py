@@ -123,7 +123,8 @@ class Tape(Products, Moments):
     def weighted_sum(self, c: Tensor, *, params: Params = None) -> Grads:
         """Σᵢ cᵢ gᵢ for any coefficients c (n,): ``{name: shape}``."""
         with self._asking():
-            return self._summed(choose(params, self.names), self._coefficients(c))
+            names = choose(params, self.names)
+            return self._summed(names, dict.fromkeys(names, self._coefficients(c)), last=True)
 
     def clipped_sum(self, max_norm: float, *, rule: Rule = flat, params: Params = None) -> Grads:
         """Σᵢ cᵢ gᵢ with ‖cᵢ gᵢ‖ ≤ max_norm for every sample: DP-SGD's gradient, one backward.
@@ -163,13 +164,13 @@ class Tape(Products, Moments):
             bounds = self._ledger.sq_norms(names, bounds=True)
             bad = ~torch.isfinite(queries.added(bounds, self.n, self._device()))
             self._warn(bad)
-            found: Grads = {}
+            c: dict[str, Tensor] = {}
             for group in groups:
                 mine = {name: bounds[name] for name in group if name in bounds}
                 sizes = queries.added(mine, self.n, self._device()).sqrt_()
-                c = coefficients(within, sizes, float(max_norm) / len(groups) ** 0.5)
-                found.update(self._summed(group, c.masked_fill(bad, 0), bad=bad, wide=True))
-            return {name: found[name] for name in names}
+                share = coefficients(within, sizes, float(max_norm) / len(groups) ** 0.5)
+                c.update(dict.fromkeys(group, share.masked_fill(bad, 0)))
+            return self._summed(names, c, bad=bad, wide=True, last=True)
 
     def nonfinite(self, *, params: Params = None) -> Tensor:
         """Samples whose gradient holds NaN or inf, or overflows when squared: indices."""

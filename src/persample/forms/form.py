@@ -133,6 +133,11 @@ class Form:
         """Numbers that ‖gᵢ‖² certainly does not exceed, tight up to rounding."""
         return self.sq_norms()
 
+    def measured(self) -> tuple[Tensor, Tensor]:
+        """Squared norms and their bounds, for those who need both."""
+        found = self.sq_bounds()
+        return self.sq_norms(), found
+
     def weighted_sum(self, c: Tensor) -> Tensor:
         """Σᵢ cᵢ gᵢ: (*shape)."""
         total = torch.zeros(self.shape, dtype=wide(self.dtype), device=self.device)

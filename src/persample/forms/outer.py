@@ -175,8 +175,13 @@ class Outer(Form):
         positions are independent, so together they are of the size of the energy. The sum itself
         is rounded too: what it may be off by counts as part of the gradient.
         """
+        return self.measured()[1]
+
+    def measured(self) -> tuple[Tensor, Tensor]:
+        """Norms, and bounds from the same products."""
         if self.dtype.is_complex or self.dtype == torch.float64:
-            return self.sq_norms()
+            found = self.sq_norms()
+            return found, found
         found, energy = self._norms_and_energy(energy=True)
         a, b = self.left.shape[3], self.right.shape[3]
 
@@ -185,7 +190,7 @@ class Outer(Form):
                 self.left[which].double(), self.right[which].double(), self.shape
             )._direct()
 
-        return guarded(found, energy, a, b, self.t, exactly)
+        return found, guarded(found, energy, a, b, self.t, exactly)
 
     def weighted_sum(self, c: Tensor) -> Tensor:
         """(c ∘ left)ᵀ right, one matrix product over all samples and positions."""

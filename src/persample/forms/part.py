@@ -7,22 +7,27 @@ from torch import Tensor
 
 from .cost import Plan
 from .form import Form, wide
+from .mapped import Mapped
 
 
-class Part(Form):
+class Part(Mapped):
     """gᵢ is zero but for the elements that a strided view of the parameter names.
 
     ``form`` is the form of the view; ``size``, ``stride`` and ``offset`` say where the view's
     elements are in the contiguous parameter. The view must not name an element twice.
     """
 
-    __slots__ = ("form", "offset", "strides", "view")
+    __slots__ = ("offset", "strides", "view")
 
     def __init__(
         self, form: Form, shape: torch.Size, strides: tuple[int, ...], offset: int
     ) -> None:
-        super().__init__(form.n, shape, form.dtype, form.device)
-        self.form, self.view, self.strides, self.offset = form, form.shape, strides, offset
+        super().__init__(form, shape, form.dtype, form.device)
+        self.view, self.strides, self.offset = form.shape, strides, offset
+
+    def of(self, form: Form) -> Part:
+        """The same places for another form."""
+        return Part(form, self.shape, self.strides, self.offset)
 
     def span(self) -> tuple[int, int]:
         """First element named, and one past the last."""
@@ -36,29 +41,9 @@ class Part(Form):
         strides = (self.size, *self.strides) if lead else self.strides
         tensor.as_strided(value.shape, strides, self.offset).copy_(value)
 
-    def tensors(self) -> list[Tensor]:
-        """What the inner form is made of."""
-        return self.form.tensors()
-
-    def nbytes(self) -> int:
-        """Bytes of the view's form."""
-        return self.form.nbytes()
-
-    def work(self) -> int:
-        """That of the inner form."""
-        return self.form.work()
-
     def plan(self) -> Plan:
         """That of the view."""
         return self.form.plan()
-
-    def without(self, bad: Tensor) -> Part:
-        """Zero gradients for some samples."""
-        return Part(self.form.without(bad), self.shape, self.strides, self.offset)
-
-    def narrowed(self, first: int, last: int) -> Part:
-        """Some samples of the view."""
-        return Part(self.form.narrowed(first, last), self.shape, self.strides, self.offset)
 
     def dense(self, first: int = 0, last: int | None = None) -> Tensor:
         """Zeros with the view's rows in their places."""

@@ -207,13 +207,18 @@ class Patches(Form):
 
     def sq_bounds(self) -> Tensor:
         """What rounding can have hidden is added; doubtful samples again in double precision."""
+        return self.measured()[1]
+
+    def measured(self) -> tuple[Tensor, Tensor]:
+        """Norms, and bounds from the same products or rows."""
         if self.dtype in (torch.float64, torch.complex128) or self.n == 0:
-            return self.sq_norms()
+            found = self.sq_norms()
+            return found, found
         if self.plan().way == "gram":
             found, energy = self._by_positions()
             b = self.size // self.shape[0]
             t = self.grad.shape[2:].numel()
-            return guarded(found, energy, self.shape[0], b, t, self._exactly)
+            return found, guarded(found, energy, self.shape[0], b, t, self._exactly)
         found = self.sq_norms()
         m = self.images
         x, grad = self.x.float().flatten(1), self.grad.float().flatten(1)
@@ -226,7 +231,7 @@ class Patches(Form):
         if bool(loose.any()):
             which = loose.nonzero().flatten()
             bound[which] = (self._exactly(which) * (1 + 1e-6)).to(bound.dtype)
-        return bound
+        return found, bound
 
     def _exactly(self, which: Tensor) -> Tensor:
         """‖gᵢ‖² of a few samples from rows in double precision."""

@@ -9,44 +9,28 @@ import torch
 from torch import Tensor
 
 from .form import Form, wide
+from .mapped import Mapped
 
 
-class Pullback(Form):
+class Pullback(Mapped):
     """gᵢ = Jᵀ hᵢ, where h is a form of the derived tensor and J its derivative by the parameter.
 
     The derived tensor's own graph, recorded by autograd, does the work.
     """
 
-    __slots__ = ("derived", "edge", "form", "parameter")
+    __slots__ = ("derived", "edge", "parameter")
 
     def __init__(self, form: Form, edge: Any, parameter: Tensor, derived: torch.dtype) -> None:
-        super().__init__(form.n, parameter.shape, parameter.dtype, parameter.device)
-        self.form, self.edge, self.parameter, self.derived = form, edge, parameter, derived
+        super().__init__(form, parameter.shape, parameter.dtype, parameter.device)
+        self.edge, self.parameter, self.derived = edge, parameter, derived
 
-    def tensors(self) -> list[Tensor]:
-        """What the inner form is made of."""
-        return self.form.tensors()
-
-    def nbytes(self) -> int:
-        """Bytes of the derived tensor's form."""
-        return self.form.nbytes()
-
-    def work(self) -> int:
-        """That of the inner form."""
-        return self.form.work()
+    def of(self, form: Form) -> Pullback:
+        """The same derivative for another form."""
+        return Pullback(form, self.edge, self.parameter, self.derived)
 
     def row_bytes(self) -> int:
         """A row of the derived tensor and one of the parameter."""
         return super().row_bytes() + self.form.row_bytes()
-
-    def without(self, bad: Tensor) -> Pullback:
-        """Zero gradients for some samples."""
-        return Pullback(self.form.without(bad), self.edge, self.parameter, self.derived)
-
-    def narrowed(self, first: int, last: int) -> Pullback:
-        """Some samples of the derived tensor."""
-        inner = self.form.narrowed(first, last)
-        return Pullback(inner, self.edge, self.parameter, self.derived)
 
     def _grad(self, seed: Tensor, batched: bool) -> Tensor | None:
         with warnings.catch_warnings():

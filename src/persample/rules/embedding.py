@@ -86,6 +86,8 @@ def embedding_bag(use: Use, firing: Firing, n: int) -> Forms:
     if use.operands[0].value is not weight or use.results[0] != 0:
         raise Unsuited
     if by_frequency:
+        if dict(zip(use.data, use.layouts, strict=True)).get(1) is None:
+            raise Unsuited  # the same indices for all samples: there is nothing to count alone
         return [Dense(_alone(use, firing, n))]
     bags = grad.shape[0]
     starts = offsets[:bags].to(torch.long)
