@@ -2,7 +2,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types ops fuzz zoo bench works gpu-check clean
+.PHONY: demo test test-browser lint types ops fuzz zoo bench suspects works gpu-check clean
+BROWSER := build/browser
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -11,7 +12,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 demo: $(VENV)/.installed
-	$(BIN)/python -m demo.digits
+	$(BIN)/persample inspect
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
@@ -22,6 +23,15 @@ types: $(VENV)/.installed
 
 test: lint types
 	$(BIN)/python -m pytest
+
+$(BROWSER)/node_modules/playwright-core:
+	command -v chromium >/dev/null || (apt-get update -qq && apt-get install -y -qq chromium)
+	mkdir -p $(BROWSER)
+	cd $(BROWSER) && npm install --silent --no-save --no-package-lock playwright-core@1
+
+test-browser: $(VENV)/.installed $(BROWSER)/node_modules/playwright-core
+	$(BIN)/python -m tests.browser.pages $(BROWSER)
+	node tests/browser/page.mjs $(BROWSER)
 
 ops: $(VENV)/.installed
 	$(BIN)/python -m tests.operators
@@ -44,6 +54,9 @@ works: $(VENV)/.installed
 
 gpu-check: $(VENV)/.installed
 	$(BIN)/python -m tests.gpu
+
+suspects: $(VENV)/.installed
+	$(BIN)/python -m benchmarks.suspects --out benchmarks/results/suspects.json --plot docs/suspects.svg
 
 clean:
 	rm -rf $(VENV) build dist

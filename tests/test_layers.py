@@ -15,7 +15,8 @@ ORDER = [
     "tap", "enter", "inputs", "explain", "clipping", "queries", "lean", "ledger", "positions",
     "asked", "products", "moments", "tape", "custom", "loop", "backward", "operands", "cells",
     "lstm", "recurrence", "projection", "unroll", "meeting", "calls", "recorder", "entry",
-    "testing", "check", "expanded_weights", "cli", "__main__",
+    "testing", "check", "expanded_weights", "memory", "inspection", "target", "demonstration",
+    "cli", "__main__",
 ]  # fmt: skip
 
 

@@ -19,9 +19,11 @@ from .errors import (
     NonFiniteWarning,
     PersampleError,
     StaleError,
+    StorageError,
     UsageError,
     VerificationError,
 )
+from .inspection import Report, Show, inspect
 from .lean import Ahead
 from .tape import Tape
 
@@ -31,12 +33,16 @@ __all__ = [
     "MixedSamplesError",
     "NonFiniteWarning",
     "PersampleError",
+    "Report",
+    "Show",
     "StaleError",
+    "StorageError",
     "Tape",
     "UsageError",
     "VerificationError",
     "automatic",
     "flat",
+    "inspect",
     "per_group",
     "per_layer",
     "record",

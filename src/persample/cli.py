@@ -1,88 +1,182 @@
-"""The command line: ``persample verify module:function`` and ``persample explain module:function``.
-
-The function takes no arguments and returns (model, loss_fn, batch), where ``loss_fn(model, batch)``
-gives one loss per sample: the training step one already has.
-"""
+"""The command line: ``persample inspect``, ``persample verify`` and ``persample explain``."""
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from .check import verify
+from .demonstration import announce, demonstration, score
 from .entry import record
 from .errors import PersampleError, UsageError
+from .inspection import Report, inspect
+from .inspection import load as load_report
+from .inspection.reading import moved
+from .inspection.summary import summary
+from .memory import measure, parse_size
+from .target import Target, failed, load
+
+DEMO_PAGE = "persample-inspect.html"
+REFUSED, USAGE, INTERRUPTED = 1, 2, 130
 
 _EXAMPLES = """examples:
-  persample verify train:step       compare with autograd and probe isolation, per parameter
-  persample explain train:step      every use of every parameter, what is slow, ambiguous sizes
+  persample inspect                                     the demonstration, on scikit-learn's digits
+  persample inspect train:step --html report.html       one page about your own data
+  persample inspect train:step --json today.json --against yesterday.json
+  persample verify train:step                           compare with autograd, per parameter
+  persample explain train:step --memory 8GiB            every use; the largest batch that fits
 
 where train.py has
 
   def step():
-      model, x, y = ...
-      def losses(model, batch):
+      model, data = ...                                 # data: a batch, or an iterable of batches
+      def losses(model, batch):                         # one loss per sample
           return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
-      return model, losses, (x, y)
+      return model, losses, data                        # and optionally how to show a sample:
+                                                        # persample.Show(...), or a dictionary with
+                                                        # ids, labels, show
+
+exit codes: 0 done, 1 refused or not verified, 2 wrong usage, 130 interrupted
 """
 
 
-def load(target: str) -> tuple[Any, Any, Any]:
-    """(model, loss_fn, batch) from ``module:function``."""
-    name, colon, function = target.partition(":")
-    if not colon or not name or not function:
-        raise UsageError(f"{target!r} is not of the form module:function")
-    sys.path.insert(0, os.getcwd())
-    try:
-        module = importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        raise UsageError(f"no module called {error.name!r} can be imported from here") from error
-    found = getattr(module, function, None)
-    if not callable(found):
-        raise UsageError(f"{name} has no function {function!r}")
-    made = found()
-    if not isinstance(made, (tuple, list)) or len(made) != 3:
-        raise UsageError(f"{target} must return (model, loss_fn, batch)")
-    return made[0], made[1], made[2]
-
-
-def _explain(model: Any, loss_fn: Any, batch: Any) -> str:
-    with record(model) as tape:
-        tape.backward(loss_fn(model, batch))
-    return str(tape.explain())
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 0 if all is well, 1 if refused or wrong, 2 for wrong usage."""
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """The three commands."""
+    made = argparse.ArgumentParser(
         prog="persample",
         description="Per-sample gradients of any unmodified PyTorch model.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    for name, text in (
-        ("verify", "check persample on a training step, exactly"),
-        ("explain", "show what is recorded of a training step"),
-    ):
-        commands.add_parser(name, help=text).add_argument("target", metavar="module:function")
-    given = parser.parse_args(arguments)
+    commands = made.add_subparsers(dest="command", required=True, metavar="command")
+
+    def command(name: str, text: str, **options: Any) -> argparse.ArgumentParser:
+        found = commands.add_parser(
+            name, help=text, description=text, epilog=_EXAMPLES,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )  # fmt: skip
+        found.add_argument("target", metavar="module:function", **options)
+        found.add_argument("--device", help="move model and data there, e.g. cuda")
+        return found
+
+    looking = command("inspect", "see a data set through its gradients", nargs="?")
+    looking.add_argument("--html", type=Path, help="write one self-contained page")
+    looking.add_argument("--json", type=Path, help="write all numbers; --against reads it")
+    looking.add_argument("--csv", type=Path, help="write one line per sample")
+    looking.add_argument("--against", type=Path, metavar="OLD.json", help="tell what changed since")
+    looking.add_argument(
+        "--batches", type=int, metavar="N", help="look at the first N batches only"
+    )
+    looking.add_argument("--scratch", metavar="DIR", help="where large results go while it runs")
+    command("verify", "check persample on a training step, exactly")
+    telling = command("explain", "show what is recorded of a training step, and its memory")
+    telling.add_argument("--memory", metavar="SIZE", help="find the largest batch in it, e.g. 8GiB")
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code 0 if all is well, 1 if refused or wrong, 2 for wrong usage, 130 for Ctrl-C."""
+    given = parser().parse_args(arguments)
+    commands: dict[str, Callable[..., int]] = {
+        "inspect": _inspect,
+        "verify": _verify,
+        "explain": _explain,
+    }
+    loaded = False
     try:
-        model, loss_fn, batch = load(given.target)
-    except UsageError as error:
-        print(f"persample: {error}", file=sys.stderr)
-        return 2
-    try:
-        if given.command == "explain":
-            print(_explain(model, loss_fn, batch))
-            return 0
-        report = verify(model, loss_fn, batch)
-        print(report)
-        return 0 if report.ok else 1
+        prepared = _prepare(given)
+        loaded = True
+        return commands[given.command](given, *prepared)
     except PersampleError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 1
+        return USAGE if isinstance(error, UsageError) and not loaded else REFUSED
+    except KeyboardInterrupt:
+        print("persample: interrupted; nothing was written", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return REFUSED
+    except Exception as error:
+        told = failed("the training step", error)
+        print(f"{type(told).__name__}: {told}", file=sys.stderr)
+        return REFUSED
+
+
+def _prepare(given: argparse.Namespace) -> tuple[Any, ...]:
+    """What can be wrong with the arguments is said before any work is done."""
+    old = None
+    if given.command == "inspect":
+        if given.batches is not None and given.batches < 1:
+            raise UsageError(f"--batches must be at least 1, got {given.batches}")
+        for path in (given.html, given.json, given.csv):
+            if path is not None and not path.parent.is_dir():
+                raise UsageError(f"{path} cannot be written: there is no directory {path.parent}")
+        old = None if given.against is None else load_report(given.against)
+        if given.target is None:
+            announce()
+            return (*demonstration(), old)
+        return (load(given.target), None, old)
+    size = getattr(given, "memory", None)
+    return (load(given.target), None if size is None else parse_size(size))
+
+
+def _inspect(given: argparse.Namespace, target: Target, wrong: Any, old: Any) -> int:
+    report = inspect(
+        target.model, target.loss_fn, target.batches, limit=given.batches, device=given.device,
+        scratch=given.scratch, **target.options,
+    )  # fmt: skip
+    again = None if old is None else report.compare(old)
+    print(summary(report, colour=_colourful(), again=again))
+    if wrong is not None and not report.interrupted and given.batches is None:
+        print(f"\n{score(report, wrong)}")
+    _write(given, report, old, demo=wrong is not None)
+    if report.interrupted:
+        print("\ninterrupted: everything above covers the samples seen until then", file=sys.stderr)
+        return INTERRUPTED
+    check = report.verification
+    return 0 if check is None or check.ok else REFUSED
+
+
+def _write(given: argparse.Namespace, report: Report, old: Any, *, demo: bool) -> None:
+    html = given.html or (Path(DEMO_PAGE) if demo else None)
+    if given.json is not None:
+        report.to_json(given.json)
+    if given.csv is not None:
+        report.to_csv(given.csv)
+    if html is not None:
+        report.to_html(html, against=old)
+    written = [path for path in (given.json, given.csv, html) if path is not None]
+    if written:
+        print("\nwritten: " + ", ".join(str(path.resolve()) for path in written))
+
+
+def _verify(given: argparse.Namespace, target: Target, _: Any) -> int:
+    batch = _placed(given, target)
+    report = verify(target.model, target.loss_fn, batch, **target.record_options())
+    print(report)
+    return 0 if report.ok else REFUSED
+
+
+def _explain(given: argparse.Namespace, target: Target, memory: int | None) -> int:
+    batch = _placed(given, target)
+    with record(target.model, **target.record_options()) as tape:
+        tape.backward(target.loss_fn(target.model, batch))
+    print(tape.explain())
+    tape.close()
+    options = target.record_options()
+    print(measure(target.model, target.loss_fn, batch, limit=memory, **options))
+    return 0
+
+
+def _placed(given: argparse.Namespace, target: Target) -> Any:
+    if given.device is not None:
+        target.model.to(given.device)
+    return moved(target.first_batch(), given.device)
+
+
+def _colourful() -> bool:
+    return sys.stdout.isatty() and "NO_COLOR" not in os.environ

@@ -48,6 +48,10 @@ class VerificationError(PersampleError):
     """The self-check found a number that does not agree with autograd."""
 
 
+class StorageError(PersampleError):
+    """A file could not be written; nothing half-written is left."""
+
+
 class NonFiniteWarning(UserWarning):
     """Some samples have gradients that are not finite; clipped sums leave them out."""
 

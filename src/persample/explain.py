@@ -12,7 +12,7 @@ from .inputs import Seen
 from .use import Operand, Use
 
 if TYPE_CHECKING:
-    from .ledger import Ledger
+    from .ledger import Entry, Ledger
     from .recorder import Recorder
 
 
@@ -66,9 +66,18 @@ class Explanation:
     without_gradient: tuple[str, ...]
     slow: tuple[str, ...]
     ambiguous: tuple[str, ...]
+    kept_bytes: int = 0
+
+    @property
+    def bytes_per_sample(self) -> float:
+        """Bytes that the tape keeps for each sample, tensors shared by several uses once."""
+        return self.kept_bytes / self.n if self.n else 0.0
 
     def __str__(self) -> str:
-        lines = [f"n = {self.n}, {len(self.uses)} uses"]
+        lines = [
+            f"n = {self.n}, {len(self.uses)} uses, {readable(self.kept_bytes)} kept, "
+            f"{readable(self.bytes_per_sample)} per sample"
+        ]
         rows: list[tuple[str, ...]] = [
             (
                 "parameter",
@@ -87,7 +96,7 @@ class Explanation:
         for u in self.uses:
             name = u.parameter + (f" (= {', '.join(u.aliases)})" if u.aliases else "")
             shapes = ("×".join(map(str, s)) for s in (u.operand, u.output))
-            sizes = (f"{u.work:.1e}", _size(u.kept_bytes), _size(u.dense_bytes))
+            sizes = (f"{u.work:.1e}", readable(u.kept_bytes), readable(u.dense_bytes))
             rows.append((name, u.operator, u.rule, u.form, *shapes, u.layout, u.norms, *sizes))
         widths = [max(len(r[k]) for r in rows) for k in range(len(rows[0]))]
         lines += [
@@ -104,7 +113,8 @@ class Explanation:
         return "\n".join(lines)
 
 
-def _size(count: int) -> str:
+def readable(count: float) -> str:
+    """Bytes with a unit."""
     value = float(count)
     for unit in ("B", "KiB", "MiB"):
         if value < 1024:
@@ -133,8 +143,27 @@ def explain(recorder: Recorder, ledger: Ledger) -> Explanation:
     without = tuple(name for name in recorder.parameters.selected if name not in reached)
     lines = [_ambiguity(seen, recorder) for seen in recorder.inputs.seen]
     return Explanation(
-        recorder.n, tuple(rows), without, tuple(slow), tuple(line for line in lines if line)
+        n=recorder.n,
+        uses=tuple(rows),
+        without_gradient=without,
+        slow=tuple(slow),
+        ambiguous=tuple(line for line in lines if line),
+        kept_bytes=_kept(ledger.entries),
     )
+
+
+def _kept(entries: list[Entry]) -> int:
+    """Bytes of what the forms hold: several may hold the same output gradient."""
+    shared: dict[int, int] = {}
+    own = 0
+    for entry in entries:
+        tensors = entry.form.tensors()
+        if not tensors:
+            own += entry.form.nbytes()
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            shared[storage.data_ptr()] = storage.nbytes()
+    return own + sum(shared.values())
 
 
 def _told(recorder: Recorder, ledger: Ledger) -> Iterator[tuple[Use, Operand, str, Measure]]:

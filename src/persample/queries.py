@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .errors import UsageError
-from .forms import Form, Sketch
+from .forms import Form, kept_sketch
 
 
 class Sum:
@@ -38,7 +38,7 @@ def projected(name: str, form: Form, dim: int, seed: int) -> Tensor:
     shape = torch.Size((*form.shape, 2)) if form.dtype.is_complex else form.shape
     if not shape.numel():
         return torch.zeros(form.n, dim, device=form.device)
-    return form.project(Sketch(name, shape, dim, seed, form.device))
+    return form.project(kept_sketch(name, shape, dim, seed, form.device))
 
 
 def expect_direction(

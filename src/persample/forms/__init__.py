@@ -11,7 +11,7 @@ from .replay import Replay
 from .rows import Rows
 from .shares import shares
 from .sharing import sharing
-from .sketch import Sketch
+from .sketch import Sketch, kept_sketch
 from .total import Total, total
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "Sketch",
     "Total",
     "inner",
+    "kept_sketch",
     "lift",
     "real",
     "scratch",

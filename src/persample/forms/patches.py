@@ -281,15 +281,24 @@ class Patches(Form):
         return 2 * self.grad.numel() * width + widened
 
     def project(self, sketch: Sketch) -> Tensor:
-        """As matrix products where the patches can be unfolded."""
-        if self.geometry.transposed or self.geometry.groups != 1 or self.x.dim() > 4:
+        """Σₚ (Sₐ gₚ)(S_b xₚ)ᵀ: sketching all patches is a convolution with kernel S_b."""
+        g = self.geometry
+        if g.transposed or g.groups != 1 or self.dtype.is_complex or self.n == 0:
             return super().project(sketch)
-        if self.dtype.is_complex or self.n == 0:
-            return super().project(sketch)
-        positions = self.grad.shape[2:].numel() * self.images
-        out = self.grad.new_zeros(self.n, sketch.dim, dtype=wide(self.dtype))
-        for first, last in spans(self.n, positions * self.size // max(self.shape[0], 1) * 8):
-            out[first:last] = self._outer(first, last).project(sketch)
+        dtype, m = wide(self.dtype), self.images
+        few, many = sketch.rows.to(dtype), sketch.columns.to(dtype)
+        kernel = many.view(-1, *self.shape[1:])
+        out = self.grad.new_zeros(self.n, sketch.dim, dtype=dtype)
+        positions = self.grad.shape[2:].numel() * m
+        for first, last in spans(self.n, positions * (len(few) + len(many)) * dtype.itemsize):
+            part = slice(first * m, last * m)
+            right = torch.ops.aten.convolution(
+                self.x[part].to(dtype), kernel, None,
+                g.stride, g.padding, g.dilation, False, g.output_padding, 1,
+            )  # fmt: skip
+            left = torch.matmul(few, self.grad[part].to(dtype).flatten(2))
+            small = torch.matmul(left, right.flatten(2).mT).flatten(1)
+            out[first:last] = small.view(last - first, m, -1).sum(1)
         return out
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import random
 
 import torch
 from torch import Tensor
@@ -31,6 +32,10 @@ class Sketch:
         self.rows = _signs(few, a, generator, device)
         self.columns = _signs(many, b, generator, device)
 
+    def nbytes(self) -> int:
+        """Bytes of both factors."""
+        return 4 * (self.rows.numel() + self.columns.numel())
+
     def fits(self, a: int, b: int) -> bool:
         """Whether a factorisation (a, b) is the matrix this sketch is for."""
         return self.rows.shape[1] == a and self.columns.shape[1] == b
@@ -42,6 +47,24 @@ class Sketch:
         matrix = rows.reshape(rows.shape[0], self.rows.shape[1], self.columns.shape[1])
         left, right = self.rows.to(rows.dtype), self.columns.to(rows.dtype)
         return torch.matmul(torch.matmul(left, matrix), right.T).flatten(1)
+
+
+KEPT = 64 << 20  # bytes of sketches that are kept for the next batch
+_kept: dict[tuple[str, torch.Size, int, int, torch.device], Sketch] = {}
+_chance = random.Random(0)  # whom to drop: neither oldest nor newest suits a loop over parameters
+
+
+def kept_sketch(name: str, shape: torch.Size, dim: int, seed: int, device: torch.device) -> Sketch:
+    """Kept from an earlier batch if there is room: drawing one costs as much as using it."""
+    key = (name, shape, dim, seed, device)
+    found = _kept.get(key)
+    if found is None:
+        found = Sketch(name, shape, dim, seed, device)
+        if found.nbytes() <= KEPT // 8:
+            while _kept and sum(s.nbytes() for s in _kept.values()) + found.nbytes() > KEPT:
+                _kept.pop(_chance.choice(list(_kept)), None)
+            _kept[key] = found
+    return found
 
 
 def _split(dim: int, a: int, b: int) -> tuple[int, int]:

@@ -1,1 +1,0 @@
-"""Demonstrations on embedded data."""

@@ -1,0 +1,8 @@
+"""See a data set through its gradients: one pass, a report, a page."""
+
+from .compare import Comparison, Snapshot, load
+from .entry import inspect
+from .report import Report
+from .show import Show
+
+__all__ = ["Comparison", "Report", "Show", "Snapshot", "inspect", "load"]

@@ -1,0 +1,78 @@
+"""``persample.inspect``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from ..check import LossFn
+from ..errors import UsageError
+from .collect import Plan, collect, untouched
+from .colours import colour
+from .reading import Pick, expect_batches
+from .report import Report
+from .show import Show
+
+
+def inspect(
+    model: nn.Module,
+    loss_fn: LossFn,
+    batches: Iterable[Any],
+    ids: Pick | Iterable[Any] | None = None,
+    *,
+    labels: Pick | Literal[False] | None = None,
+    show: Show | None = None,
+    limit: int | None = None,
+    device: torch.device | str | None = None,
+    width: int = 128,
+    check: bool = True,
+    progress: bool | None = None,
+    memory: int = 64 << 20,
+    scratch: str | None = None,
+    **options: Any,
+) -> Report:
+    """See a data set through the gradient of each sample, in one pass.
+
+    ``loss_fn(model, batch)`` returns one loss per sample; ``batches`` is any iterable of batches.
+    ``ids`` are the samples' own names: one per sample in order, or a key, position or function of
+    the batch (shuffled data need the latter). ``labels`` says where whole-number labels are; else
+    ``batch[1]`` or the key "labels", "label", "y" or "target" is taken if it looks like labels;
+    False takes none. ``show``: how samples are shown. ``limit``: batches to look at. ``device``:
+    where to move model and batches. ``width``: numbers kept of each gradient.
+    ``check``: verify the first samples. ``memory``: bytes of each column that stay in memory;
+    longer ones go to files in ``scratch``. ``options`` go to :func:`persample.record`.
+
+    The model, its buffers, its gradients and the random generators end as they were. Ctrl-C ends
+    the pass early; the report then covers what was seen.
+
+    >>> import torch, persample
+    >>> model = torch.nn.Linear(4, 3)
+    >>> batches = [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(3)]
+    >>> def losses(model, batch):
+    ...     return torch.nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+    >>> report = persample.inspect(model, losses, batches, progress=False)
+    >>> report.norms.shape, len(report.suspects(5))
+    (torch.Size([24]), 5)
+    """
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"inspect takes an nn.Module, got {type(model).__name__}")
+    if limit is not None and limit < 1:
+        raise UsageError(f"limit must be at least one batch, got {limit}")
+    if width < 1:
+        raise UsageError(f"width must be positive, got {width}")
+    for name in ("lean", "verify"):
+        if options.pop(name, False):
+            raise UsageError(f"inspect does not take {name}=", fix="leave it out")
+    plan = Plan(
+        ids=ids, labels=labels, show=show or Show(), limit=limit, device=device, width=width,
+        check=check, progress=progress, memory=memory, scratch=scratch, options=options,
+    )  # fmt: skip
+    found = collect(model, loss_fn, expect_batches(batches), plan)
+    report = Report(found)
+    if not report.interrupted and len(found.gallery.tokens):
+        with untouched(model):
+            colour(model, loss_fn, found, report.worth_a_look(), options)
+    return report

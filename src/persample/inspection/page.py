@@ -1,0 +1,230 @@
+"""The page: one self-contained HTML file."""
+
+from __future__ import annotations
+
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from . import words
+from .picture import picture
+from .plots import boxes, clip_plot, histogram
+from .samples import plain_table, sample_table
+from .scores import STRONG
+from .table import number
+
+if TYPE_CHECKING:
+    from .compare import Comparison
+    from .report import Report
+
+HERE = Path(__file__).parent
+GROUPS = 24  # groups of duplicates that are shown
+
+
+def page(report: Report, changes: Comparison | None = None, *, k: int = 24) -> str:
+    """All of it. Sections without content are left out."""
+    parts = [
+        ("changed", "What changed", _changed(report, changes)),
+        ("suspects", "Suspects", _suspects(report, k)),
+        ("outliers", "Largest gradients", _outliers(report, k)),
+        ("duplicates", "Near-duplicates", _duplicates(report)),
+        ("nonfinite", "Not finite", _nonfinite(report, k)),
+        ("layers", "Gradients by parameter", _layers(report)),
+        ("clipping", "What clipping would do", _clipping(report)),
+        ("noise", "Gradient noise", _noise(report)),
+        ("unused", "Parameters without gradient", _unused(report)),
+        ("check", "Self-check", _check(report)),
+        ("cost", "Cost of recording", _cost(report)),
+    ]
+    kept = [(name, title, body) for name, title, body in parts if body]
+    links = "".join(f'<a href="#{name}">{title}</a>' for name, title, _ in kept)
+    sections = "".join(
+        f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">{title}</h2>'
+        f"{body}</section>"
+        for name, title, body in kept
+    )
+    style = (HERE / "page.css").read_text(encoding="utf-8")
+    script = (HERE / "page.js").read_text(encoding="utf-8")
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<link rel="icon" href="data:,"><title>{escape(words.title(report))}</title>'
+        f"<style>{style}</style><noscript><style>tr[hidden]{{display:table-row}}</style></noscript>"
+        f"</head><body>{_header(report)}<nav aria-label='sections'>{links}</nav>"
+        f"<main>{sections}</main>{_footer()}<script>{script}</script></body></html>\n"
+    )
+
+
+def _header(report: Report) -> str:
+    tiles = "".join(
+        f'<a class="tile {v.state}" href="#{v.section}"><strong>{escape(v.head)}</strong>'
+        f"<span>{escape(v.text)}</span></a>"
+        for v in words.verdicts(report)
+    )
+    notes = "".join(f'<p class="remark">{escape(text)}</p>' for text in words.remarks(report))
+    size = sum(torch.Size(shape).numel() for shape in report.collected.shapes)
+    return (
+        '<header><button type="button" id="theme" aria-label="switch between light and dark">'
+        "◐</button>"
+        f"<p class='kicker'>persample inspect</p><h1>{escape(report.model_name)} seen through "
+        f"{report.count:,} gradients</h1><p class='lead'>Every sample pulls the model with a "
+        "gradient of its own. Samples that pull hard, against their neighbours, or not at all are "
+        f"worth a look. {report.batches:,} batches, {size:,} parameters.</p>{notes}"
+        f'<div class="tiles">{tiles}</div></header>'
+    )
+
+
+def _footer() -> str:
+    return (
+        "<footer><p><b>norm</b>: length of the sample's own gradient. <b>suspicion</b>: 0 to 1, "
+        "large where a large gradient disagrees with the gradients nearest to it and with its "
+        "class. <b>cosine</b>: +1 pulls the same way, −1 pulls against.</p><p>Keys: Tab moves, "
+        "Enter opens a sample or sorts a column, ↑ ↓ move between samples, Esc closes.</p></footer>"
+    )
+
+
+def _changed(report: Report, changes: Comparison | None) -> str:
+    if changes is None:
+        return ""
+    from .summary import changes as told
+
+    lines = "".join(f"<li>{escape(line)}</li>" for line in told(changes, movers=False))
+    text = f'<ul class="facts">{lines}</ul>'
+    if len(changes.movers):
+        columns = [name for name in changes.movers.columns if name != "index"]
+        rows = [[row[name] for name in columns] for row in changes.movers.rows()][:10]
+        text += "<h3>Samples whose suspicion moved most</h3>"
+        text += plain_table(columns, rows, "movers")
+    return text
+
+
+def _suspects(report: Report, k: int) -> str:
+    if not bool(report.finite.any()):
+        return ""
+    what = "label is wrong" if report.labels is not None else "sample is odd"
+    indices = torch.as_tensor(report.suspects(k)["index"]).tolist()
+    return (
+        f"<p>Most likely first. A score above {STRONG} counts as a suspect: {report.strong:,} of "
+        f"{report.count:,}. The gradients most parallel to a sample's come from inputs like it; "
+        f"where most of them pull against it, its {what} more often than not.</p>"
+        + sample_table(report, indices, "suspects")
+    )
+
+
+def _outliers(report: Report, k: int) -> str:
+    if not bool(report.finite.any()):
+        return ""
+    indices = torch.as_tensor(report.outliers(k // 2 or 1)["index"]).tolist()
+    sizes = report.norms[report.finite]
+    median = float(sizes.median())
+    times = f", {number(float(sizes.max()) / median)} times the median" if median else ""
+    plot = histogram(sizes, "gradient norm", marked=report.norms[indices].tolist())
+    return (
+        f"<p>The largest gradient has length {number(float(sizes.max()))}{times}; the 1% largest "
+        f"hold {report.share(0.01):.0%} of the total. Dots mark the samples below.</p>"
+        f"<figure>{plot}</figure>" + sample_table(report, indices, "outliers")
+    )
+
+
+def _duplicates(report: Report) -> str:
+    if not report.groups:
+        return ""
+    cards = []
+    for group in report.groups[:GROUPS]:
+        members = "".join(
+            f"<figure>{picture(report.shown(i), f'sample {report.ids[i]}')}"
+            f"<figcaption>{escape(str(report.ids[i]))}</figcaption></figure>"
+            for i in group[:6]
+        )
+        more = f"<span>and {len(group) - 6:,} more</span>" if len(group) > 6 else ""
+        cards.append(f'<div class="group">{members}{more}</div>')
+    rest = len(report.groups) - GROUPS
+    more = f"<p>… and {rest:,} more groups, in the JSON file.</p>" if rest > 0 else ""
+    return (
+        f"<p>{len(report.groups):,} groups of samples whose gradients differ by less than 2% of "
+        f'their length.</p><div class="groups">{"".join(cards)}</div>{more}'
+    )
+
+
+def _nonfinite(report: Report, k: int) -> str:
+    indices = report.nonfinite.tolist()
+    if not indices:
+        return ""
+    return (
+        f"<p>{len(indices):,} samples have a loss or a gradient that is NaN or infinite. They are "
+        "left out of everything else on this page.</p>"
+        + sample_table(report, indices[:k], "nonfinite")
+    )
+
+
+def _layers(report: Report) -> str:
+    plot = boxes(report.parameters)
+    if not plot:
+        return ""
+    return (
+        "<p>Boxes hold the middle half of the samples, lines 5% to 95%; on the right the "
+        f"parameter's share of all squared norms.</p><figure>{plot}</figure>"
+    )
+
+
+def _clipping(report: Report) -> str:
+    plot = clip_plot(report.clip_curve)
+    if not plot:
+        return ""
+    return (
+        f'<p class="remark">{words.NOT_PRIVATE}</p><p>{escape(words.clip_words(report))} '
+        '<span class="key clipped">samples clipped</span> <span class="key bias">bias of the mean '
+        f"gradient</span> (estimated from projections).</p><figure>{plot}</figure>"
+    )
+
+
+def _noise(report: Report) -> str:
+    return f"<p>{escape(words.noise_words(report))}</p><p class='quiet'>{words.NOISE_CAVEAT}</p>"
+
+
+def _unused(report: Report) -> str:
+    names = "".join(f"<li><code>{escape(name)}</code></li>" for name in report.without_gradient)
+    return f"<p>Zero for every sample seen:</p><ul>{names}</ul>" if names else ""
+
+
+def _check(report: Report) -> str:
+    check = report.verification
+    if check is None:
+        return f"<p>Not run: {escape(report.collected.unverified)}.</p>"
+    rows = [(p.name, p.sums, p.isolation, "ok" if p.ok else "WRONG") for p in check.parameters]
+    table = plain_table(["parameter", "Σ c·g against autograd", "isolation", ""], rows, "check")
+    return (
+        f"<p>On {check.n} samples of the first batch: random combinations of their gradients "
+        "against autograd, and whether replacing one sample moves the others (largest deviation, "
+        f"relative; tolerance {check.tolerance:.0e}).</p><details><summary>every parameter"
+        f"</summary>{table}</details>"
+    )
+
+
+def _cost(report: Report) -> str:
+    cost, made = report.cost, report.collected
+    rows = [
+        (name, seconds) for name, seconds in cost.seconds.items() if seconds > 1e-4 * cost.total
+    ]
+    rows.append(("in all", cost.total))
+    text = ""
+    if cost.ratio is not None:
+        text = (
+            f"<p>A batch takes {cost.ratio:.2f} times a plain forward and backward, measured on "
+            f"{len(cost.plain)} of the same batches.</p>"
+        )
+    text += plain_table(["part", "seconds"], rows, "cost")
+    for title, lines in (("Slow", made.slow), ("Sizes that may become ambiguous", made.ambiguous)):
+        if lines:
+            items = "".join(f"<li>{escape(line)}</li>" for line in lines)
+            text += f"<h3>{title}</h3><ul class='facts'>{items}</ul>"
+    if made.position_names and len(made.position_names) < len(made.names):
+        text += (
+            f"<p class='quiet'>Colours of tokens count {len(made.position_names)} of "
+            f"{len(made.names)} parameters: the others were used without positions.</p>"
+        )
+    if made.without_positions:
+        text += f"<p class='quiet'>No colours for tokens: {escape(made.without_positions)}.</p>"
+    return text
