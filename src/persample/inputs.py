@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -243,14 +244,23 @@ class Inputs:
 
 def _argument_names(module: nn.Module) -> list[str]:
     """The names of positional arguments; wrappers (DDP, compiled modules) pass theirs on."""
-    try:
-        found = list(inspect.signature(module.forward).parameters.values())
-    except (TypeError, ValueError):
-        return []
+    method = getattr(module.forward, "__func__", None)
+    # what a class defines may be remembered, what an instance was given may hold the model
+    found = _remembered(method)[1:] if method is not None else _parameters(module.forward)
     if found and found[0].kind is inspect.Parameter.VAR_POSITIONAL:
         inner = getattr(module, "module", None) or getattr(module, "_orig_mod", None)
         return _argument_names(inner) if isinstance(inner, nn.Module) else []
     return [p.name for p in found if p.kind is not inspect.Parameter.VAR_POSITIONAL]
+
+
+def _parameters(function: Callable[..., Any]) -> tuple[inspect.Parameter, ...]:
+    try:
+        return tuple(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return ()
+
+
+_remembered = functools.lru_cache(maxsize=1024)(_parameters)
 
 
 def _opened(value: Any) -> Any:

@@ -178,7 +178,10 @@ class Tape(Products, Moments):
             return (~torch.isfinite(self._sq_norms(params))).nonzero().flatten()
 
     def set_grad(self, grads: Mapping[str, Tensor], *, accumulate: bool = False) -> None:
-        """Write ``{name: gradient}`` to the parameters' ``.grad`` (or add to it).
+        """Make ``{name: gradient}`` the parameters' ``.grad`` (or add to it).
+
+        The tensors are taken over, not copied, as in ``parameter.grad = tensor``: what changes
+        ``.grad`` in place later changes them. Adding writes to neither.
 
         Where the model is spread over processes (DDP, ``fully_shard``), every process must call it,
         and what is written is the sum over processes, not their mean.
@@ -195,13 +198,11 @@ class Tape(Products, Moments):
                 raise problem
             else:
                 targets = [(selected[name], value) for name, value in grads.items()]
-            given = {id(value) for value in grads.values()}
             for parameter, value in targets:
-                new = value.to(parameter.dtype)
+                new = value.detach().to(parameter.dtype)
                 if accumulate and parameter.grad is not None:
-                    parameter.grad += new
-                else:
-                    parameter.grad = new.clone() if id(new) in given else new
+                    new = parameter.grad + new
+                parameter.grad = new
 
     # ------------------------------------------------------------------ inside
 
