@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import persample
+from persample.eager import as_before, eagerly
 from persample.testing import oracle, relative_error
 
 X = torch.randn(4, 5)
@@ -264,3 +265,15 @@ def test_set_grad() -> None:
         assert torch.allclose(parameter.grad, 2 * g, atol=1e-5)
     with pytest.raises(persample.UsageError, match="sums over samples"):
         tape.set_grad(tape.grads())
+
+
+def test_recordings_that_overlap_give_the_compiler_back() -> None:
+    eval_frame = pytest.importorskip("torch._dynamo.eval_frame")
+    before = eval_frame._stance.stance
+    first, second = object(), object()
+    eagerly(first)
+    eagerly(second)
+    as_before(first)
+    assert eval_frame._stance.stance == "force_eager"
+    as_before(second)
+    assert eval_frame._stance.stance == before

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -16,6 +15,7 @@ from .backward import revisit, tape_backward
 from .calls import Calls
 from .custom import CustomFunctions
 from .distributed import spread
+from .eager import as_before, eagerly
 from .errors import Reason, UsageError, here
 from .inputs import Inputs
 from .layout import CONSTANT, Mixed, State
@@ -77,7 +77,6 @@ class Recorder:
         self.tape_ref = weakref.ref(self._tape)
         weakref.finalize(self._tape, self.release)
         self._modules: set[int] = set()
-        self._eager = contextlib.ExitStack()
         self.entered = self.busy = False
 
     @property
@@ -113,7 +112,7 @@ class Recorder:
         self._modules = modules
         _OPEN.append(modules)
         try:
-            self._run_eagerly()
+            eagerly(self)
             self.inputs.install(self.model)
             self.mode.__enter__()
         except BaseException:
@@ -139,18 +138,9 @@ class Recorder:
         assert tape is not None
         return tape
 
-    def _run_eagerly(self) -> None:
-        """Compiled code runs as it was written: inside a compiled graph nothing can be seen.
-
-        The stance is process-wide and its first use imports the compiler, so it is taken only
-        where the compiler has been imported already.
-        """
-        if "torch._dynamo" in sys.modules:
-            self._eager.enter_context(torch.compiler.set_stance("force_eager"))
-
     def _leave(self) -> None:
         self._tape = None
-        self._eager.close()
+        as_before(self)
         self.inputs.remove()
         _OPEN[:] = [other for other in _OPEN if other is not self._modules]
 
