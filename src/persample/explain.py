@@ -12,7 +12,8 @@ from .inputs import Seen
 from .use import Operand, Use
 
 if TYPE_CHECKING:
-    from .ledger import Entry, Ledger
+    from .entries import Entry
+    from .ledger import Ledger
     from .recorder import Recorder
 
 

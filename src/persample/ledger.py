@@ -2,47 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from .distributed import crosses, freed
-from .errors import (
-    MissedUseError,
-    MixedSamplesError,
-    PersampleError,
-    Reason,
-    StaleError,
-    UsageError,
-    describe,
+from .distributed import crosses
+from .entries import (
+    Entry,
+    attached,
+    changed,
+    expect_unchanged,
+    gone,
+    held,
+    nobodys,
+    own,
+    small,
+    sources,
+    table_behind,
+    unowned,
+    written_out,
 )
+from .errors import MixedSamplesError, PersampleError, Reason, StaleError, UsageError, describe
 from .explain import Measure, measured
-from .forms import Dense, Form, Outer, Part, Replay, sharing, total, wide, within
-from .forms.pullback import Pullback
-from .layout import Layout
+from .forms import Dense, Form, Outer, sharing, total, within
 from .lean import Lean, Visitor
 from .marks import version
 from .rules import RULES, Forms, OfTable, Unsuited, generic
-from .rules.embedding import as_rows
 from .use import Firing, Operand, Use, comes_back
 
 if TYPE_CHECKING:
     from .recorder import Recorder
-
-
-@dataclass(slots=True)
-class Entry:
-    """One use's contribution to one operand in one backward."""
-
-    use: Use
-    operand: Operand
-    form: Form
-    rule: str
-    firing: Firing | None
-    versions: list[tuple[Tensor, int]]
 
 
 class Ledger:
@@ -140,11 +131,11 @@ class Ledger:
             self.returned.append((use, same))
         storages = self.recorder.inputs.storages
         scaled = tuple([None if g is None else self._unscaled(g) for g in grads])
-        firing = Firing(tuple([_own(t, storages) for t in saved]), scaled)
+        firing = Firing(tuple([own(t, storages) for t in saved]), scaled)
         use.fired += 1
         for layout, grad in zip(use.out_layouts, scaled, strict=True):
             if layout.ids is not None and grad is not None and unowned(layout, grad):
-                self.trouble = self.trouble or _nobodys(use)
+                self.trouble = self.trouble or nobodys(use)
                 return
         forms, name = self.forms_of(use, firing, self.recorder.n or 0)
         kept = firing if self.recorder.positions else None
@@ -154,21 +145,31 @@ class Ledger:
             if form is None or not operand.wanted:
                 continue
             if isinstance(form, OfTable):
-                operand, form = self._table(operand), form.rows
-            for entry in self._written_out(Entry(use, operand, form, name, kept, [])):
-                self._keep(entry)
+                operand, form = table_behind(operand, self._selected), form.rows
+            self._keep(Entry(use, operand, form, name, kept, []))
 
     def _keep(self, entry: Entry) -> None:
         """For later questions, or for those who ask now."""
+        spread = self.recorder.spread
+        if spread is not None and spread.sharded:
+            found = written_out(entry, self._selected)
+            if found is None:
+                self.trouble = self.trouble or gone(entry.use)
+            for each in found or []:
+                self._hand(each)
+        else:
+            self._hand(entry)
+
+    def _hand(self, entry: Entry) -> None:
         if self.sink is not None:
             for parameter, part in self.attached(entry, set(self.names)):
                 self.sink(parameter, part)
         elif self.lean is not None:
             self._ask(self.lean, entry)
         else:
-            entry.form = _small(entry.form)
-            held = (*entry.form.tensors(), *_held(entry.firing))
-            entry.versions = [(t, version(t)) for t in held]
+            entry.form = small(entry.form)
+            tensors = (*entry.form.tensors(), *held(entry.firing))
+            entry.versions = [(t, version(t)) for t in tensors]
             self.entries.append(entry)
 
     def _ask(self, lean: Lean, entry: Entry) -> None:
@@ -182,13 +183,6 @@ class Ledger:
             for parameter, part in self.attached(entry, set(self.names)):
                 lean.take(parameter, part)
 
-    def _table(self, operand: Operand) -> Operand:
-        """The table behind a look-up, as an operand of its own."""
-        assert operand.lookup is not None
-        name = operand.lookup.name
-        value = self.recorder.parameters.selected[name].detach()
-        return Operand(operand.position, value, name, None, version(value))
-
     def expect_what_was_saved(self) -> None:
         """Compare what came back in backward with what was saved: one look for all uses."""
         returned, self.returned = self.returned, []
@@ -200,28 +194,7 @@ class Ledger:
                 pairs, torch.stack([same for _, same in pairs]).tolist(), strict=True
             ):
                 if not same:
-                    self.trouble = self.trouble or _changed(use)
-
-    def _written_out(self, entry: Entry) -> list[Entry]:
-        """Sharded parameters lose their memory after backward: compute what needs it at once."""
-        spread = self.recorder.spread
-        if spread is None or not spread.sharded:
-            return [entry]
-        selected = self.recorder.parameters.selected
-        needed = self.sources(entry.operand)
-        if any(freed(selected[name]) for name in needed):
-            self.trouble = self.trouble or _gone(entry.use)
-            return []
-        if isinstance(entry.form, Replay):
-            entry.form = Dense(entry.form.wide_dense())
-        found = []
-        for name, form in self.attached(entry, set(needed)):
-            if isinstance(form, Pullback):
-                form = Dense(form.wide_dense())
-            value = selected[name].detach()
-            operand = Operand(entry.operand.position, value, name, None, version(value))
-            found.append(Entry(entry.use, operand, form, entry.rule, entry.firing, []))
-        return found
+                    self.trouble = self.trouble or changed(use)
 
     def _unscaled(self, grad: Tensor) -> Tensor:
         if grad.requires_grad:
@@ -241,6 +214,10 @@ class Ledger:
         return generic(use, firing, n), "generic"
 
     @property
+    def _selected(self) -> Mapping[str, Tensor]:
+        return self.recorder.parameters.selected
+
+    @property
     def names(self) -> list[str]:
         """The recorded parameters."""
         return list(self.recorder.parameters.selected)
@@ -251,7 +228,7 @@ class Ledger:
         if spread is not None and spread.sharded:
             for operand in use.operands:
                 if crosses(operand.edge):
-                    raise _gone(use)
+                    raise gone(use)
                 self.sources(operand)  # while the memory of parameters is there
         if self.lean is not None and not self.recorder.busy:
             for operand in use.operands:
@@ -322,42 +299,11 @@ class Ledger:
 
     def attached(self, entry: Entry, names: set[str]) -> list[tuple[str, Form]]:
         """The entry's form as a form of the parameters behind its operand."""
-        operand, form = entry.operand, entry.form
-        if operand.name is not None:
-            return [(operand.name, form)] if operand.name in names else []
-        lookup, view = operand.lookup, operand.view
-        if lookup is not None and version(lookup.index) == lookup.version:
-            if isinstance(form, Dense):
-                return [(lookup.name, as_rows(form, lookup))] if lookup.name in names else []
-        if view is not None and tuple(form.shape) == view.size:
-            if view.name not in names:
-                return []
-            shape = self.recorder.parameters.selected[view.name].shape
-            return [(view.name, Part(form, shape, view.strides, view.offset))]
-        selected = self.recorder.parameters.selected
-        return [
-            (name, Pullback(form, operand.edge, selected[name], operand.value.dtype))
-            for name in self.sources(operand)
-            if name in names
-        ]
+        return attached(entry, names, self._selected)
 
     def sources(self, operand: Operand) -> list[str]:
         """The parameters that a derived tensor was computed from."""
-        if operand.name is not None:
-            return [operand.name]
-        if operand.edge is None:
-            return []
-        if operand.lookup is not None:
-            return [operand.lookup.name]
-        if operand.sources is None:
-            selected = self.recorder.parameters.selected
-            with torch._C.DisableTorchFunction():
-                found = torch.autograd.grad(
-                    operand.edge, list(selected.values()), torch.zeros_like(operand.value),
-                    retain_graph=True, allow_unused=True,
-                )  # fmt: skip
-            operand.sources = [n for n, f in zip(selected, found, strict=True) if f is not None]
-        return operand.sources
+        return sources(operand, self._selected)
 
     def ready(self) -> None:
         """Refuse to answer from a recording that is not complete, or no longer true."""
@@ -369,78 +315,12 @@ class Ledger:
                 fix="call tape.backward(losses) with one loss per sample",
             )
         for operand in self._watched.values():
-            _expect_unchanged(operand)
+            expect_unchanged(operand)
         for entry in self.entries:
-            _expect_unchanged(entry.operand)
+            expect_unchanged(entry.operand)
             if any(version(t) != seen for t, seen in entry.versions):
                 raise StaleError(
                     f"data recorded for {entry.use.operator} were overwritten in place",
                     where=describe(entry.use.place),
                     fix="ask the tape before activations, gradients or input buffers are reused",
                 )
-
-
-def _own(tensor: Tensor, storages: set[int]) -> Tensor:
-    """A copy of what lies in the caller's own input buffers: they may be refilled unseen."""
-    if tensor.untyped_storage().data_ptr() in storages:
-        return tensor.detach().clone()
-    return tensor.detach() if tensor.requires_grad else tensor
-
-
-def _expect_unchanged(operand: Operand) -> None:
-    if operand.name is not None and version(operand.value) != operand.version:
-        raise StaleError(
-            f"the parameter {operand.name!r} was modified after it was recorded",
-            fix="ask the tape before optimizer.step()",
-        )
-
-
-def _held(firing: Firing | None) -> list[Tensor]:
-    """What a kept firing holds."""
-    if firing is None:
-        return []
-    return [*firing.saved, *(g for g in firing.grads if g is not None)]
-
-
-def _small(form: Form) -> Form:
-    """Keep rows instead of factors where they are smaller."""
-    if form.__class__ is Dense or isinstance(form, (Dense, Replay)):
-        return form
-    if form.n * form.size * wide(form.dtype).itemsize <= form.nbytes():
-        return Dense(form.wide_dense())
-    return form
-
-
-def unowned(layout: Layout, grad: Tensor) -> bool:
-    """Whether rows of no sample received a gradient."""
-    if layout.ids is None:
-        return False
-    nobody = layout.ids < 0
-    return bool(nobody.any()) and bool((grad * nobody).ne(0).any())
-
-
-def _changed(use: Use) -> MissedUseError:
-    return MissedUseError(
-        f"what {use.operator} saved in forward is not what came back in backward",
-        where=describe(use.place),
-        why="saved-tensor hooks, or a recomputation that the recorder could not follow",
-        fix="use checkpoint(..., use_reentrant=False), or no hooks that change what they save",
-    )
-
-
-def _gone(use: Use) -> UsageError:
-    return UsageError(
-        f"{use.operator} used a tensor computed from parameters of another sharded module",
-        where=describe(use.place),
-        why="fully_shard has freed their memory when its gradient arrives",
-        fix="compute it in the module that uses it, or shard both as one group",
-    )
-
-
-def _nobodys(use: Use) -> MissedUseError:
-    return MissedUseError(
-        f"a parameter used by {use.operator} reached the loss through rows of no sample",
-        where=describe(use.place),
-        why="constant rows share an axis with the samples' rows, and nothing says whose they are",
-        fix="tape.mark(tensor, ids=...) says so; or join constants along another axis",
-    )

@@ -26,7 +26,8 @@ from .rules.linear import parameter_axes
 from .use import Firing, Use
 
 if TYPE_CHECKING:
-    from .ledger import Entry, Ledger
+    from .entries import Entry
+    from .ledger import Ledger
 
 _CHANNELS = frozenset(
     """conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d group_norm

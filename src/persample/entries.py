@@ -1,0 +1,169 @@
+"""One use's contribution to one operand, and the parameters behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .distributed import freed
+from .errors import MissedUseError, StaleError, UsageError, describe
+from .forms import Dense, Form, Part, Replay, wide
+from .forms.pullback import Pullback
+from .layout import Layout
+from .marks import version
+from .rules.embedding import as_rows
+from .use import Firing, Operand, Use
+
+Selected = Mapping[str, Tensor]
+
+
+@dataclass(slots=True)
+class Entry:
+    """One use's contribution to one operand in one backward."""
+
+    use: Use
+    operand: Operand
+    form: Form
+    rule: str
+    firing: Firing | None
+    versions: list[tuple[Tensor, int]]
+
+
+def sources(operand: Operand, selected: Selected) -> list[str]:
+    """The parameters that a derived tensor was computed from."""
+    if operand.name is not None:
+        return [operand.name]
+    if operand.edge is None:
+        return []
+    if operand.lookup is not None:
+        return [operand.lookup.name]
+    if operand.sources is None:
+        with torch._C.DisableTorchFunction():
+            found = torch.autograd.grad(
+                operand.edge, list(selected.values()), torch.zeros_like(operand.value),
+                retain_graph=True, allow_unused=True,
+            )  # fmt: skip
+        operand.sources = [n for n, f in zip(selected, found, strict=True) if f is not None]
+    return operand.sources
+
+
+def attached(entry: Entry, names: set[str], selected: Selected) -> list[tuple[str, Form]]:
+    """The entry's form as a form of the parameters behind its operand."""
+    operand, form = entry.operand, entry.form
+    if operand.name is not None:
+        return [(operand.name, form)] if operand.name in names else []
+    lookup, view = operand.lookup, operand.view
+    if lookup is not None and version(lookup.index) == lookup.version:
+        if isinstance(form, Dense):
+            return [(lookup.name, as_rows(form, lookup))] if lookup.name in names else []
+    if view is not None and tuple(form.shape) == view.size:
+        if view.name not in names:
+            return []
+        shape = selected[view.name].shape
+        return [(view.name, Part(form, shape, view.strides, view.offset))]
+    return [
+        (name, Pullback(form, operand.edge, selected[name], operand.value.dtype))
+        for name in sources(operand, selected)
+        if name in names
+    ]
+
+
+def table_behind(operand: Operand, selected: Selected) -> Operand:
+    """The table behind a look-up, as an operand of its own."""
+    assert operand.lookup is not None
+    name = operand.lookup.name
+    value = selected[name].detach()
+    return Operand(operand.position, value, name, None, version(value))
+
+
+def written_out(entry: Entry, selected: Selected) -> list[Entry] | None:
+    """Sharded parameters lose their memory after backward: compute what needs it at once.
+
+    None where the memory is gone already.
+    """
+    needed = sources(entry.operand, selected)
+    if any(freed(selected[name]) for name in needed):
+        return None
+    if isinstance(entry.form, Replay):
+        entry.form = Dense(entry.form.wide_dense())
+    found = []
+    for name, form in attached(entry, set(needed), selected):
+        if isinstance(form, Pullback):
+            form = Dense(form.wide_dense())
+        value = selected[name].detach()
+        operand = Operand(entry.operand.position, value, name, None, version(value))
+        found.append(Entry(entry.use, operand, form, entry.rule, entry.firing, []))
+    return found
+
+
+def own(tensor: Tensor, storages: set[int]) -> Tensor:
+    """A copy of what lies in the caller's own input buffers: they may be refilled unseen."""
+    if tensor.untyped_storage().data_ptr() in storages:
+        return tensor.detach().clone()
+    return tensor.detach() if tensor.requires_grad else tensor
+
+
+def held(firing: Firing | None) -> list[Tensor]:
+    """What a kept firing holds."""
+    if firing is None:
+        return []
+    return [*firing.saved, *(g for g in firing.grads if g is not None)]
+
+
+def small(form: Form) -> Form:
+    """Keep rows instead of factors where they are smaller."""
+    if form.__class__ is Dense or isinstance(form, (Dense, Replay)):
+        return form
+    if form.n * form.size * wide(form.dtype).itemsize <= form.nbytes():
+        return Dense(form.wide_dense())
+    return form
+
+
+def unowned(layout: Layout, grad: Tensor) -> bool:
+    """Whether rows of no sample received a gradient."""
+    if layout.ids is None:
+        return False
+    nobody = layout.ids < 0
+    return bool(nobody.any()) and bool((grad * nobody).ne(0).any())
+
+
+def expect_unchanged(operand: Operand) -> None:
+    """Refuse an answer about a parameter that has been stepped since."""
+    if operand.name is not None and version(operand.value) != operand.version:
+        raise StaleError(
+            f"the parameter {operand.name!r} was modified after it was recorded",
+            fix="ask the tape before optimizer.step()",
+        )
+
+
+def changed(use: Use) -> MissedUseError:
+    """Saved data came back as other data."""
+    return MissedUseError(
+        f"what {use.operator} saved in forward is not what came back in backward",
+        where=describe(use.place),
+        why="saved-tensor hooks, or a recomputation that the recorder could not follow",
+        fix="use checkpoint(..., use_reentrant=False), or no hooks that change what they save",
+    )
+
+
+def gone(use: Use) -> UsageError:
+    """The memory of a sharded parameter was freed."""
+    return UsageError(
+        f"{use.operator} used a tensor computed from parameters of another sharded module",
+        where=describe(use.place),
+        why="fully_shard has freed their memory when its gradient arrives",
+        fix="compute it in the module that uses it, or shard both as one group",
+    )
+
+
+def nobodys(use: Use) -> MissedUseError:
+    """A gradient reached rows of no sample."""
+    return MissedUseError(
+        f"a parameter used by {use.operator} reached the loss through rows of no sample",
+        where=describe(use.place),
+        why="constant rows share an axis with the samples' rows, and nothing says whose they are",
+        fix="tape.mark(tensor, ids=...) says so; or join constants along another axis",
+    )
