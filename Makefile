@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-browser lint types ops fuzz zoo bench suspects clean
+.PHONY: demo test test-browser lint types ops fuzz zoo bench suspects works gpu-check clean
 BROWSER := build/browser
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -46,6 +46,14 @@ zoo: $(VENV)/.installed
 bench: $(VENV)/.installed
 	MALLOC_TRIM_THRESHOLD_=100000000000 MALLOC_MMAP_THRESHOLD_=100000000000 \
 		$(BIN)/python -m benchmarks --out benchmarks/results/ratios.json
+	MALLOC_TRIM_THRESHOLD_=100000000000 MALLOC_MMAP_THRESHOLD_=100000000000 \
+		$(BIN)/python -m benchmarks.expanded_weights --out benchmarks/results/expanded_weights.json
+
+works: $(VENV)/.installed
+	$(BIN)/python -m tests.works
+
+gpu-check: $(VENV)/.installed
+	$(BIN)/python -m tests.gpu
 
 suspects: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.suspects --out benchmarks/results/suspects.json --plot docs/suspects.svg

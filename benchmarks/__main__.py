@@ -1,6 +1,6 @@
 """Time every question of every model as a ratio to a plain step, interleaved.
 
-    python -m benchmarks [models ...] [--rounds 7] [--threads 1] [--out FILE.json]
+    python -m benchmarks [models ...] [--rounds 7] [--threads 1] [--device cpu] [--out FILE.json]
 
 Each round runs the plain step and every question once, in turn; a question's figure is the median
 over rounds of its time divided by the plain step's time in the same round. The heap is kept warm
@@ -74,8 +74,10 @@ def measure(name: str, rounds: int) -> dict[str, Any]:
     times: dict[str, list[float]] = {key: [] for key in steps}
     for _ in range(rounds):
         for key, step in steps.items():
+            finish()
             start = time.perf_counter()
             step()
+            finish()
             times[key].append(time.perf_counter() - start)
     ratios = {
         key: [a / b for a, b in zip(values, times["plain"], strict=True)]
@@ -90,6 +92,18 @@ def measure(name: str, rounds: int) -> dict[str, Any]:
     }
 
 
+def _device() -> str:
+    if torch.get_default_device().type == "cuda":
+        return torch.cuda.get_device_name()
+    return str(torch.get_default_device())
+
+
+def finish() -> None:
+    """Wait for the device."""
+    if torch.get_default_device().type == "cuda":
+        torch.cuda.synchronize()
+
+
 def environment() -> dict[str, Any]:
     """What the numbers were measured on."""
     return {
@@ -97,6 +111,7 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "machine": platform.machine(),
         "threads": torch.get_num_threads(),
+        "device": _device(),
         "cores": os.cpu_count(),
         "heap kept warm": "MALLOC_TRIM_THRESHOLD_" in os.environ,
     }
@@ -109,9 +124,11 @@ def main() -> None:
     parser.add_argument("models", nargs="*", default=DEFAULT)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
+    torch.set_default_device(given.device)
     found = {"environment": environment(), "models": {}}
     for name in given.models:
         found["models"][name] = result = measure(name, given.rounds)

@@ -20,7 +20,7 @@ T, I, O = 12, 6, 5  # noqa: E741
 
 def positions(kind: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """One sample: inputs (t, i) and the output gradient (t, o) its linear loss will have."""
-    generator = torch.Generator().manual_seed(3)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(3)
     x = torch.randn(T, I, generator=generator, dtype=torch.float64)
     g = torch.randn(T, O, generator=generator, dtype=torch.float64)
     if kind == "cancelling":

@@ -11,12 +11,12 @@ from persample.rules import RULES
 
 SOURCE = Path(persample.__file__).parent
 ORDER = [
-    "errors", "layout", "propagate", "forms", "use", "marks", "parameters", "rules", "tap", "enter",
-    "inputs", "explain", "clipping", "queries", "lean", "ledger", "positions", "asked",
-    "products", "moments", "tape", "custom", "loop", "backward", "operands", "cells", "lstm",
-    "recurrence", "projection", "unroll", "meeting", "calls", "recorder", "entry", "testing",
-    "check", "memory", "inspection", "target", "demonstration", "cli",
-    "__main__",
+    "errors", "layout", "propagate", "forms", "use", "marks", "parameters", "distributed", "rules",
+    "tap", "enter", "inputs", "explain", "clipping", "queries", "lean", "ledger", "positions",
+    "asked", "products", "moments", "tape", "custom", "loop", "backward", "operands", "cells",
+    "lstm", "recurrence", "projection", "unroll", "meeting", "calls", "recorder", "entry",
+    "testing", "check", "expanded_weights", "memory", "inspection", "target", "demonstration",
+    "cli", "__main__",
 ]  # fmt: skip
 
 

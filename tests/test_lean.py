@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import gc
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import persample
 from persample.testing import oracle
 
-from .models import MODELS, Fn
+from .models import MODELS, Fn, par
 from .test_models import double, loss
 from .test_questions import close, flat_rows
 
@@ -192,3 +194,17 @@ def test_what_is_refused() -> None:
         persample.record(model, lean=persample.Ahead(direction={}))
     with pytest.raises(persample.UsageError, match="dim"):
         persample.record(model, lean=persample.Ahead(projection=(0, 1)))
+
+
+def test_a_forward_that_is_not_used_leaves_no_trace() -> None:
+    def f(s: Any, x: Tensor, first: bool) -> Tensor:
+        return x @ ((s.a if first else s.b) * 2)
+
+    model = Fn(f, a=par(5, 5), b=par(5, 5)).double()
+    x = torch.randn(4, 5, dtype=torch.float64)
+    rows = oracle(model, lambda m, x: m(x, False).square().sum(1), x)
+    for unused in (True, False) * 10:
+        with persample.record(model, lean=True) as tape:
+            model(x, unused)
+            tape.backward(model(x, False).square().sum(1))
+        close(tape.norms(), flat_rows(rows).norm(dim=1))

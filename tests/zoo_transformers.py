@@ -28,7 +28,7 @@ Builder = Callable[[], Subject]
 
 def randomised(model: nn.Module) -> nn.Module:
     """Weights large enough that every parameter matters, and no dropout."""
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
@@ -57,7 +57,7 @@ def lengths(t: int) -> Tensor:
 
 def text(model: nn.Module, t: int) -> Batch:
     """Right-padded token ids, every sample ending in one end-of-sequence token."""
-    generator = torch.Generator().manual_seed(t)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(t)
     ids = torch.randint(FIRST, 60, (N, t), generator=generator)
     mask = torch.arange(t) < lengths(t)[:, None]
     ids = ids.masked_fill(~mask, PAD)
@@ -82,7 +82,9 @@ def choices(model: nn.Module, t: int) -> Batch:
 
 
 def noise(*shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+    return torch.randn(
+        shape, generator=torch.Generator(torch.get_default_device()).manual_seed(sum(shape))
+    )
 
 
 def size_of(model: nn.Module, key: str, otherwise: int) -> int:

@@ -307,7 +307,7 @@ def build(make: Callable[[], nn.Module]) -> Subject:
     """A network, the loss and a batch."""
     torch.manual_seed(0)
     model = make()
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(1)
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.running_mean.normal_(generator=generator)

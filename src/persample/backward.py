@@ -47,15 +47,25 @@ def tape_backward(
                 why="they were computed under no_grad, or from constants only",
                 fix="compute them inside the block with gradients enabled",
             )
-        seed = torch.full_like(losses, factor)
-        hooked = [n for n, p in recorder.parameters.selected.items() if p._backward_hooks]
-        if hooked:
+        if losses.is_floating_point() and factor > torch.finfo(losses.dtype).max:
             raise UsageError(
-                f"the parameter {hooked[0]!r} has a gradient hook",
+                f"scale = {factor:g} is not a number of the losses' {losses.dtype}",
+                fix="compute the losses in float32 (autocast does), or take a smaller scale",
+            )
+        seed = torch.full_like(losses, factor)
+        expect_no_hooks(recorder)
+    _checked(recorder, losses, seed, factor, retain_graph)
+
+
+def expect_no_hooks(recorder: Recorder) -> None:
+    """Refuse hooks on recorded parameters, which would never be called."""
+    for name, parameter in recorder.parameters.selected.items():
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            raise UsageError(
+                f"the parameter {name!r} has a gradient hook",
                 why="per-sample gradients do not pass through it",
                 fix="remove the hook and apply it to the answer",
             )
-    _checked(recorder, losses, seed, factor, retain_graph)
 
 
 def _checked(
@@ -183,6 +193,7 @@ def receiving(recorder: Recorder, factor: float) -> Iterator[None]:
             if grad is not None:
                 leaf.grad = None
     ledger.receiving, ledger.factor = True, 1.0 / factor
+    recorder.marks.memories = []
     mark = len(ledger.entries)
     done = False
     escaped: list[Tensor] = []
@@ -190,9 +201,13 @@ def receiving(recorder: Recorder, factor: float) -> Iterator[None]:
         # one thread, so that recomputation (checkpointing) sees the mode
         with recorder.watching(), torch.autograd.set_multithreading_enabled(False):
             yield
+        with torch._C.DisableTorchFunction():
+            ledger.expect_what_was_saved()
         done = ledger.trouble is None
     finally:
         ledger.receiving = False
+        ledger.returned.clear()
+        recorder.marks.memories = None
         with torch._C.DisableTorchFunction():
             for leaf, grad in zip(leaves, before, strict=True):
                 if leaf.grad is not None:
@@ -204,7 +219,8 @@ def receiving(recorder: Recorder, factor: float) -> Iterator[None]:
             ledger.rollback(mark)
     if escaped and ledger.trouble is None:
         names = {id(t): name for name, t in recorder.model.named_parameters()}
-        ledger.trouble = _missed([names.get(id(leaf), "?") for leaf in escaped])
+        found = [names.get(id(leaf), "?") for leaf in escaped]
+        ledger.trouble = _missed(found, reentrant=recorder.custom.reentrant)
 
 
 def run_backward(
@@ -218,19 +234,19 @@ def run_backward(
     roots = given.get("self", given.get("tensors"))
     roots = [roots] if isinstance(roots, Tensor) else list(roots or ())
     seeds = given.get("gradient", given.get("grad_tensors"))
+    seeds = seeds[0] if isinstance(seeds, (list, tuple)) else seeds
     retain = bool(given.get("retain_graph")) or bool(given.get("create_graph"))
     if given.get("inputs") is not None:
         raise UsageError("backward(inputs=...) inside a recording", fix="use torch.autograd.grad")
     if len(roots) != 1:
         raise UsageError("several roots in one backward", fix="add them up, or call it for each")
     root = roots[0]
-    if isinstance(seeds, (list, tuple)):
-        seeds = seeds[0]
-    if seeds is None:
-        if root.numel() != 1:
-            raise RuntimeError("grad can be implicitly created only for scalar outputs")
-        seeds = torch.ones_like(root)
-    _plain(recorder, root, seeds, retain)
+    if seeds is not None:
+        _plain(recorder, root, seeds, retain)
+        return
+    if root.numel() != 1:
+        raise RuntimeError("grad can be implicitly created only for scalar outputs")
+    _checked(recorder, root, torch.ones_like(root), 1.0, retain)
 
 
 def _plain(recorder: Recorder, root: Tensor, seed: Tensor, retain: bool) -> None:
@@ -258,7 +274,7 @@ def run_grad(recorder: Recorder, args: Sequence[Any], kwargs: dict[str, Any]) ->
     ledger = recorder.tape._ledger
     ledger.muted = True
     try:
-        with recorder.watching():
+        with recorder.watching(), torch.autograd.set_multithreading_enabled(False):
             found = _grad(*args, **kwargs)
     finally:
         ledger.muted = False
@@ -324,10 +340,10 @@ def _expect_rows(losses: Tensor, layout: Layout, n: int) -> None:
         raise MixedSamplesError("some losses belong to no sample", fix="drop them first")
 
 
-def _missed(names: Sequence[str]) -> MissedUseError:
+def _missed(names: Sequence[str], *, reentrant: bool) -> MissedUseError:
     return MissedUseError(
         "a parameter was used where the recorder could not see it: " + ", ".join(names[:4]),
         why="autograd computed an ordinary gradient for it (a scripted module, a custom "
         "autograd.Function, another thread, a graph built before the block)",
-        fix=_LOOP,
+        fix="checkpoint(..., use_reentrant=False) everywhere" if reentrant else _LOOP,
     )

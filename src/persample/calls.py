@@ -11,7 +11,8 @@ from torch import Tensor
 from .backward import ENGINE, run_backward, run_grad
 from .custom import graph_node
 from .enter import entered
-from .layout import CONSTANT, Additive, Constant, Layout, State
+from .errors import Reason, here
+from .layout import CONSTANT, Additive, Constant, Layout, Mixed, State
 from .marks import EXCLUDED, SELECTED, Derived, Mark, same, version
 from .meeting import meet, not_per_sample
 from .propagate import Operator, collect, propagate
@@ -61,6 +62,7 @@ class Calls:
             if operator.name == "grad_fn":
                 return graph_node(func(*args))
             if func is Tensor.register_hook:
+                self._leaves_its_module(args[0])
                 hook = self._custom.guarded(args[0], *args[1:], **kwargs)
                 return func(args[0], hook)  # type: ignore[no-untyped-call]
         if operator.enter and func not in self.entering:
@@ -141,6 +143,19 @@ class Calls:
             else:
                 key.append(repr(value) if kind is bool else value)
         return plain
+
+    def _leaves_its_module(self, tensor: Tensor) -> None:
+        """fully_shard hooks what its modules return; a tensor derived from parameters is lost."""
+        spread = self.recorder.spread
+        if (
+            spread is not None
+            and spread.sharded
+            and isinstance(self.recorder.look(tensor), Derived)
+        ):
+            why = "it is derived from parameters whose memory is freed when their module returns"
+            fix = "compute it where it is used, or shard both modules as one group"
+            reason = Reason("fully_shard", why, (tuple(tensor.shape),), here(), fix)
+            self._marks.put(tensor, Mixed(reason))
 
     # ------------------------------------------------------------------ ways to run it
 

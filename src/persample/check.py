@@ -101,7 +101,8 @@ def _run(
     if losses.dim() != 1:
         raise UsageError(f"loss_fn must return one loss per sample, got {tuple(losses.shape)}")
     generator = torch.Generator().manual_seed(0)
-    c = torch.rand(losses.shape[0], generator=generator, dtype=torch.float64) + 0.5
+    shape = losses.shape[:1]
+    c = torch.rand(shape, generator=generator, dtype=torch.float64, device="cpu") + 0.5
     c = c.to(losses.device)
     named = dict(model.named_parameters())
     wanted = [named[name] for name in rows]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -65,6 +66,7 @@ class Inputs:
         self.seen: list[Seen] = []
         self.storages: set[int] = set()
         self._gate = Gate(self._before)
+        self._guessed: dict[int, Tensor] = {}
         self._hooked: list[nn.Module] = []
         self._inside: Any = None
 
@@ -107,12 +109,12 @@ class Inputs:
     def install(self, model: nn.Module) -> None:
         """Hook every module (removed again when the block ends, and while a module runs)."""
         self._hooked = [m for m in model.modules() if not isinstance(m, torch.jit.ScriptModule)]
-        self._hook()
+        self._hook(self._hooked)
 
-    def _hook(self) -> None:
+    def _hook(self, modules: list[nn.Module]) -> None:
         """A pre-hook with keyword arguments before all others, cheaper than torch registers it."""
         gate, key = self._gate, id(self)
-        for module in self._hooked:
+        for module in modules:
             hooks = module._forward_pre_hooks
             hooks[key] = gate
             if len(hooks) > 1:
@@ -129,23 +131,37 @@ class Inputs:
         """Take all hooks away."""
         self._unhook()
         self._hooked.clear()
+        self._guessed.clear()
         if self._inside is not None:
             self._inside.remove()
             self._inside = None
 
     def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if self._inside is not None:
-            return
-        self._inside = module.register_forward_hook(self._after, always_call=True)
-        self._unhook()  # modules inside run as fast as ever
-        with torch._C.DisableTorchFunction():
-            self._take(module, args, kwargs)
+        if self._inside is None:
+            self._inside = module.register_forward_hook(self._after, always_call=True)
+            self._unhook()  # modules inside run as fast as ever
+            self._hook([m for m in self._hooked if isinstance(m, nn.RNNBase)])
+            with torch._C.DisableTorchFunction():
+                if self.recorder.spread is not None:
+                    self.recorder.spread.notice()
+                self._take(module, args, kwargs)
+        if isinstance(module, nn.RNNBase):
+            states: list[tuple[str, Any]] = []
+            walk("hx", args[1] if len(args) > 1 else kwargs.get("hx"), states)
+            self._turn([state for _, state in states])
+
+    def _turn(self, states: list[Any]) -> None:
+        """Initial states are (layers, samples, features), also where layers and samples agree."""
+        marks = self.recorder.marks
+        for state in states:
+            if id(state) in self._guessed and state.dim() == 3 and state.shape[1] == marks.n:
+                marks.put(state, closed(1))
 
     def _after(self, module: nn.Module, args: Any, out: Any) -> None:
         if self._inside is not None:
             self._inside.remove()
             self._inside = None
-            self._hook()
+            self._hook(self._hooked)
 
     def _take(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         found: list[tuple[str, Any]] = []
@@ -153,9 +169,9 @@ class Inputs:
         for k, value in enumerate(args):
             name = names[k] if k < len(names) else str(k)
             if k not in self.names:
-                walk(name, value, found)
+                walk(name, _opened(value), found)
         for name, value in kwargs.items():
-            walk(name, value, found)
+            walk(name, _opened(value), found)
         fresh = [(path, value) for path, value in found if self._fresh(value)]
         if self.recorder.n is None:
             self.recorder.n = self._infer(fresh)
@@ -213,6 +229,7 @@ class Inputs:
                 self._mark_rows(value, n)
             else:
                 marks.put(value, closed(self.dim))
+                self._guessed[id(value)] = value
         self.seen.append(Seen(path, tuple(value.shape), samples, declared))
 
     def _mark_rows(self, value: Tensor, n: int) -> None:
@@ -226,10 +243,33 @@ class Inputs:
 
 
 def _argument_names(module: nn.Module) -> list[str]:
+    """The names of positional arguments; wrappers (DDP, compiled modules) pass theirs on."""
+    method = getattr(module.forward, "__func__", None)
+    # what a class defines may be remembered, what an instance was given may hold the model
+    found = _remembered(method)[1:] if method is not None else _parameters(module.forward)
+    if found and found[0].kind is inspect.Parameter.VAR_POSITIONAL:
+        inner = getattr(module, "module", None) or getattr(module, "_orig_mod", None)
+        return _argument_names(inner) if isinstance(inner, nn.Module) else []
+    return [p.name for p in found if p.kind is not inspect.Parameter.VAR_POSITIONAL]
+
+
+def _parameters(function: Callable[..., Any]) -> tuple[inspect.Parameter, ...]:
     try:
-        return list(inspect.signature(module.forward).parameters)
+        return tuple(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
-        return []
+        return ()
+
+
+_remembered = functools.lru_cache(maxsize=1024)(_parameters)
+
+
+def _opened(value: Any) -> Any:
+    """The attributes of a batch that is an object of the caller's own class."""
+    if isinstance(value, (Tensor, nn.Module, Mapping, list, tuple)) or callable(value):
+        return value
+    if dataclasses.is_dataclass(value) or not hasattr(value, "__dict__"):
+        return value
+    return dict(vars(value))
 
 
 def _packed_ids(packed: PackedSequence) -> Tensor:

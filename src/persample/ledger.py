@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from .distributed import crosses, freed
 from .errors import (
     MissedUseError,
     MixedSamplesError,
@@ -22,7 +23,7 @@ from .explain import Measure, measured
 from .forms import Dense, Form, Outer, Part, Replay, sharing, total, wide, within
 from .forms.pullback import Pullback
 from .layout import Layout
-from .lean import Lean
+from .lean import Lean, Visitor
 from .marks import version
 from .rules import RULES, Forms, OfTable, Unsuited, generic
 from .rules.embedding import as_rows
@@ -51,6 +52,8 @@ class Ledger:
         self.recorder = recorder
         self.entries: list[Entry] = []
         self._receiving = self._muted = False
+        self.sink: Visitor | None = None  # takes every use's form; nothing is kept
+        self.strict = False  # whether a backward pass from elsewhere raises at once
         self.factor = 1.0
         self.retain = True
         self.trouble: PersampleError | None = None
@@ -61,8 +64,8 @@ class Ledger:
         self.lean: Lean | None = None if recorder.ahead is None else Lean(recorder.ahead)
         self.told: list[tuple[Use, Operand, str, Measure]] = []
         self._watched: dict[str, Operand] = {}
-        self._sources: dict[int, list[str]] = {}
         self._cache: dict[str, Form] = {}
+        self.returned: list[tuple[Use, Tensor]] = []
 
     def clear(self) -> None:
         """Let go of all factors."""
@@ -112,6 +115,13 @@ class Ledger:
                     why="its root is unknown, so nothing proves whose loss was back-propagated",
                     fix="call tape.backward(losses)",
                 )
+            if self.strict and not self.muted:
+                raise UsageError(
+                    "a backward pass reached the recorded module past its outputs",
+                    where=describe(use.place),
+                    why="a tensor from inside it (kept by a hook or an attribute) is in the loss",
+                    fix="return that tensor from forward()",
+                )
             return
         for reason, grad in zip(use.refused, grads, strict=True):
             if reason is not None and grad is not None:
@@ -125,9 +135,9 @@ class Ledger:
                 self._take(use, saved, grads)
 
     def _take(self, use: Use, saved: tuple[Tensor, ...], grads: tuple[Tensor | None, ...]) -> None:
-        if use.fingerprint is not None and not comes_back(use.fingerprint, saved):
-            self.trouble = self.trouble or _other_data(use)
-            return
+        same = None if use.fingerprint is None else comes_back(use.fingerprint, saved)
+        if same is not None:
+            self.returned.append((use, same))
         storages = self.recorder.inputs.storages
         scaled = tuple([None if g is None else self._unscaled(g) for g in grads])
         firing = Firing(tuple([_own(t, storages) for t in saved]), scaled)
@@ -145,12 +155,21 @@ class Ledger:
                 continue
             if isinstance(form, OfTable):
                 operand, form = self._table(operand), form.rows
-            if self.lean is not None:
-                self._ask(self.lean, Entry(use, operand, form, name, None, []))
-            else:
-                form = _small(form)
-                seen = [(t, version(t)) for t in (*form.tensors(), *_held(kept))]
-                self.entries.append(Entry(use, operand, form, name, kept, seen))
+            for entry in self._written_out(Entry(use, operand, form, name, kept, [])):
+                self._keep(entry)
+
+    def _keep(self, entry: Entry) -> None:
+        """For later questions, or for those who ask now."""
+        if self.sink is not None:
+            for parameter, part in self.attached(entry, set(self.names)):
+                self.sink(parameter, part)
+        elif self.lean is not None:
+            self._ask(self.lean, entry)
+        else:
+            entry.form = _small(entry.form)
+            held = (*entry.form.tensors(), *_held(entry.firing))
+            entry.versions = [(t, version(t)) for t in held]
+            self.entries.append(entry)
 
     def _ask(self, lean: Lean, entry: Entry) -> None:
         """A lean recording asks now and keeps nothing."""
@@ -169,6 +188,40 @@ class Ledger:
         name = operand.lookup.name
         value = self.recorder.parameters.selected[name].detach()
         return Operand(operand.position, value, name, None, version(value))
+
+    def expect_what_was_saved(self) -> None:
+        """Compare what came back in backward with what was saved: one look for all uses."""
+        returned, self.returned = self.returned, []
+        by_device: dict[torch.device, list[tuple[Use, Tensor]]] = {}
+        for use, same in returned:
+            by_device.setdefault(same.device, []).append((use, same))
+        for pairs in by_device.values():
+            for (use, _), same in zip(
+                pairs, torch.stack([same for _, same in pairs]).tolist(), strict=True
+            ):
+                if not same:
+                    self.trouble = self.trouble or _changed(use)
+
+    def _written_out(self, entry: Entry) -> list[Entry]:
+        """Sharded parameters lose their memory after backward: compute what needs it at once."""
+        spread = self.recorder.spread
+        if spread is None or not spread.sharded:
+            return [entry]
+        selected = self.recorder.parameters.selected
+        needed = self.sources(entry.operand)
+        if any(freed(selected[name]) for name in needed):
+            self.trouble = self.trouble or _gone(entry.use)
+            return []
+        if isinstance(entry.form, Replay):
+            entry.form = Dense(entry.form.wide_dense())
+        found = []
+        for name, form in self.attached(entry, set(needed)):
+            if isinstance(form, Pullback):
+                form = Dense(form.wide_dense())
+            value = selected[name].detach()
+            operand = Operand(entry.operand.position, value, name, None, version(value))
+            found.append(Entry(entry.use, operand, form, entry.rule, entry.firing, []))
+        return found
 
     def _unscaled(self, grad: Tensor) -> Tensor:
         if grad.requires_grad:
@@ -194,6 +247,12 @@ class Ledger:
 
     def expect(self, use: Use) -> None:
         """A use was recorded in forward."""
+        spread = self.recorder.spread
+        if spread is not None and spread.sharded:
+            for operand in use.operands:
+                if crosses(operand.edge):
+                    raise _gone(use)
+                self.sources(operand)  # while the memory of parameters is there
         if self.lean is not None and not self.recorder.busy:
             for operand in use.operands:
                 self.lean.expect(self.sources(operand))
@@ -290,17 +349,15 @@ class Ledger:
             return []
         if operand.lookup is not None:
             return [operand.lookup.name]
-        known = self._sources.get(id(operand))
-        if known is None:
+        if operand.sources is None:
             selected = self.recorder.parameters.selected
             with torch._C.DisableTorchFunction():
                 found = torch.autograd.grad(
                     operand.edge, list(selected.values()), torch.zeros_like(operand.value),
                     retain_graph=True, allow_unused=True,
                 )  # fmt: skip
-            known = [n for n, f in zip(selected, found, strict=True) if f is not None]
-            self._sources[id(operand)] = known
-        return known
+            operand.sources = [n for n, f in zip(selected, found, strict=True) if f is not None]
+        return operand.sources
 
     def ready(self) -> None:
         """Refuse to answer from a recording that is not complete, or no longer true."""
@@ -328,15 +385,6 @@ def _own(tensor: Tensor, storages: set[int]) -> Tensor:
     if tensor.untyped_storage().data_ptr() in storages:
         return tensor.detach().clone()
     return tensor.detach() if tensor.requires_grad else tensor
-
-
-def _other_data(use: Use) -> MissedUseError:
-    return MissedUseError(
-        f"what {use.operator} saved in forward is not what came back in backward",
-        where=describe(use.place),
-        why="saved-tensor hooks, or a recomputation that the recorder could not follow",
-        fix="use checkpoint(..., use_reentrant=False) without nesting, or no hooks",
-    )
 
 
 def _expect_unchanged(operand: Operand) -> None:
@@ -369,6 +417,24 @@ def unowned(layout: Layout, grad: Tensor) -> bool:
         return False
     nobody = layout.ids < 0
     return bool(nobody.any()) and bool((grad * nobody).ne(0).any())
+
+
+def _changed(use: Use) -> MissedUseError:
+    return MissedUseError(
+        f"what {use.operator} saved in forward is not what came back in backward",
+        where=describe(use.place),
+        why="saved-tensor hooks, or a recomputation that the recorder could not follow",
+        fix="use checkpoint(..., use_reentrant=False), or no hooks that change what they save",
+    )
+
+
+def _gone(use: Use) -> UsageError:
+    return UsageError(
+        f"{use.operator} used a tensor computed from parameters of another sharded module",
+        where=describe(use.place),
+        why="fully_shard has freed their memory when its gradient arrives",
+        fix="compute it in the module that uses it, or shard both as one group",
+    )
 
 
 def _nobodys(use: Use) -> MissedUseError:

@@ -32,7 +32,7 @@ def _gradient(
     ledger = recorder.tape._ledger
     ledger.muted = True
     try:
-        with recorder.watching():
+        with recorder.watching(), torch.autograd.set_multithreading_enabled(False):
             found = list(_grad(losses, wanted, seed, retain_graph=retain_graph, allow_unused=True))
         for k, p in enumerate(wanted):
             if p.grad is not None:
@@ -84,7 +84,9 @@ def reference(recorder: Recorder, losses: Tensor) -> tuple[Tensor, list[Tensor |
     n = recorder.n or 0
     with torch._C.DisableTorchFunction():
         generator = torch.Generator().manual_seed(recorder.tape._ledger.backwards)
-        c = (torch.rand(n, generator=generator, dtype=torch.float64) + 0.5).to(losses.device)
+        c = (torch.rand(n, generator=generator, dtype=torch.float64, device="cpu") + 0.5).to(
+            losses.device
+        )
         seed = _weights(recorder, losses, recorder.look(losses), c)
     return c, _gradient(recorder, losses, seed, retain_graph=True)
 

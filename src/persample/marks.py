@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from .errors import Reason, here
 from .layout import Layout, Mixed, State, closed
@@ -66,14 +67,27 @@ def version(tensor: Tensor) -> int:
         return -1
 
 
-class Marks:
-    """Weak table: entries die with their tensors, ids are never reused while an entry lives."""
+class Memory(NamedTuple):
+    """What was computed into some memory, for as long as it is not given back."""
 
-    __slots__ = ("_forget", "n", "table")
+    storage: Any
+    view: tuple[Any, ...]
+    layout: Layout
+
+
+class Marks:
+    """Weak table: entries die with their tensors, ids are never reused while an entry lives.
+
+    A tensor saved inside a recomputation (checkpointing inside checkpointing) outlives its Python
+    object and comes back as another one: there, ``memories`` knows it by its memory.
+    """
+
+    __slots__ = ("_forget", "memories", "n", "table")
 
     def __init__(self) -> None:
         self.table: dict[int, Mark] = {}
         self.n: int | None = None
+        self.memories: list[Memory] | None = None  # a list while a backward pass runs
         table = self.table
 
         def forget(ref: Any) -> None:
@@ -95,12 +109,18 @@ class Marks:
         mark.key, mark.state, mark.family = key, state, family
         mark.epoch, mark.history = family.epoch, tensor.requires_grad
         table[key] = mark
+        if self.memories is not None and isinstance(state, Layout) and _has_memory(tensor):
+            storage = StorageWeakRef(tensor.untyped_storage())
+            self.memories.append(Memory(storage, _view(tensor), state))
 
     def rewrite(self, tensor: Tensor, state: State | Derived, changed: bool) -> None:
         """An operator seen by the recorder wrote into the tensor."""
         known = self.table.get(id(tensor))
         if known is not None and changed:
             known.family.epoch += 1
+        if self.memories is not None and changed and _has_memory(tensor):
+            written = tensor.untyped_storage()._cdata
+            self.memories[:] = [m for m in self.memories if m.storage.cdata != written]
         self.put(tensor, state)
         if tensor.requires_grad:
             self.table[id(tensor)].family.history = True
@@ -136,22 +156,22 @@ class Marks:
 
     def twin(self, tensor: Tensor) -> State | Derived | None:
         """The state of a live tensor that is the same memory seen the same way."""
-        if tensor.layout is not torch.strided or not tensor.numel():
+        if not _has_memory(tensor):
             return None
-        where, shape, stride = tensor.data_ptr(), tensor.shape, tensor.stride()
+        wanted = _view(tensor)
         for mark in list(self.table.values()):
             other = mark()
-            if (
-                other is not None
-                and other.layout is torch.strided
-                and other.data_ptr() == where
-                and other.shape == shape
-                and other.stride() == stride
-                and other.dtype == tensor.dtype
-                and isinstance(mark.state, Layout)
-            ):
+            if other is None or not isinstance(mark.state, Layout) or not _has_memory(other):
+                continue
+            if _view(other) == wanted:
                 self.put(tensor, mark.state)
                 return mark.state
+        memories = self.memories or []
+        memories[:] = [m for m in memories if not m.storage.expired()]
+        for memory in memories:
+            if memory.view == wanted:
+                self.put(tensor, memory.layout)
+                return memory.layout
         return None
 
     def get(self, tensor: Tensor) -> Mark | None:
@@ -166,6 +186,15 @@ class Marks:
             family.version, family.epoch = version(tensor), family.epoch + 1
             mark.epoch = family.epoch
         return mark
+
+
+def _has_memory(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and tensor.numel() > 0
+
+
+def _view(tensor: Tensor) -> tuple[Any, ...]:
+    """Which memory a tensor looks at, and how."""
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
 
 
 def _whole(layout: Layout, view: Tensor, base: Tensor, n: int | None) -> Layout | None:

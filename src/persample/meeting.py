@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from .cells import CELLS, cell
@@ -107,7 +108,7 @@ def _tap(
         made = source(operator, recorder, result) if wanted else result
         if made is not None:
             if wanted:
-                use.add(0, states, None, result.shape)
+                use.add(0, states, None, result)
                 recorder.tape._ledger.expect(use)
                 hook(use, result, made, saved)
             like = None if made is result else _mark_base(recorder, result, made, states)
@@ -121,9 +122,14 @@ def _tap(
         if state is not None and (out.is_floating_point() or out.is_complex()):
             # a result that is not followed is tapped too: a gradient that reaches it is refused
             layout = state if isinstance(state, Layout) else closed(0)
-            use.add(k, layout, state.reason if isinstance(state, Mixed) else None, out.shape)
+            use.add(k, layout, state.reason if isinstance(state, Mixed) else None, out)
     if use.results and wanted:
-        dirty = operator.fresh and len(outs) == 1 and outs[0]._base is None
+        dirty = operator.fresh and len(outs) == 1
+        if dirty and outs[0]._base is not None:  # a view of a result that nobody else sees
+            dirty = not outs[0].requires_grad
+            outs[0] = outs[0].detach() if dirty else outs[0]
+        if torch._C._len_torch_dispatch_stack():  # selective checkpointing keeps what it saw
+            dirty = False
         picked = [outs[k] for k in use.results]
         use.fingerprint = fingerprint(saved)
         recorder.tape._ledger.expect(use)

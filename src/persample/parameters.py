@@ -56,6 +56,7 @@ class Parameters:
         self.slots: dict[int, Slot] = {
             id(p): Slot(n if n in chosen else None, p) for n, p in trainable.items()
         }
+        self.homes: list[Tensor] = []  # where gradients of sharded parameters end up
 
     def find(self, tensor: Tensor) -> Slot | None:
         """The slot of a tensor that requires a gradient."""
@@ -75,7 +76,9 @@ class Parameters:
 
     def leaves(self) -> list[Tensor]:
         """Every leaf that an ordinary backward could write a ``.grad`` to."""
-        return [slot.tensor for slot in self.slots.values() if slot.tensor.is_leaf]
+        found = {id(slot.tensor): slot.tensor for slot in self.slots.values()}
+        found.update({id(home): home for home in self.homes})
+        return [tensor for tensor in found.values() if tensor.is_leaf]
 
     def aliases(self) -> dict[str, tuple[str, ...]]:
         """Other names of tied parameters, by the first."""

@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from .backward import revisit, tape_backward
 from .calls import Calls
 from .custom import CustomFunctions
+from .distributed import spread
 from .errors import Reason, UsageError, here
 from .inputs import Inputs
 from .layout import CONSTANT, Mixed, State
@@ -65,6 +66,7 @@ class Recorder:
         self.loop = unproven == "loop"
         self.native = verify or self.loop
         self.parameters = Parameters(model, params)
+        self.spread = spread(model)
         self.inputs = Inputs(self, dim=dim, constants=constants, sample_ids=sample_ids)
         self.rules = {find(f).name: rule for f, rule in (rules or {}).items()}
         self.custom = CustomFunctions(self)
@@ -104,6 +106,9 @@ class Recorder:
                 "this model is being recorded already",
                 fix="leave the first block, or record the parts separately",
             )
+        if self.spread is not None:
+            self.spread.check(self.parameters.selected.values(), loop=self.loop)
+            self.parameters.homes = list(self.spread.homes().values())
         self.entered = True
         self._modules = modules
         _OPEN.append(modules)

@@ -178,33 +178,38 @@ class Tape(Products, Moments):
             return (~torch.isfinite(self._sq_norms(params))).nonzero().flatten()
 
     def set_grad(self, grads: Mapping[str, Tensor], *, accumulate: bool = False) -> None:
-        """Write ``{name: gradient}`` to the parameters' ``.grad`` (or add to it)."""
+        """Make ``{name: gradient}`` the parameters' ``.grad`` (or add to it).
+
+        The tensors are taken over, not copied, as in ``parameter.grad = tensor``: what changes
+        ``.grad`` in place later changes them. Adding writes to neither.
+
+        Where the model is spread over processes (DDP, ``fully_shard``), every process must call it,
+        and what is written is the sum over processes, not their mean.
+        """
         with torch._C.DisableTorchFunction(), torch.no_grad():
-            selected = self._open().parameters.selected
-            for name, value in grads.items():
-                if name not in selected:
-                    raise UsageError(f"no recorded parameter is called {name!r}")
-                if value.shape != selected[name].shape:
-                    raise UsageError(
-                        f"{name}: a gradient of shape {tuple(value.shape)} for a parameter of "
-                        f"shape {tuple(selected[name].shape)}",
-                        fix="set_grad takes sums over samples, not per-sample gradients",
-                    )
-            for name, value in grads.items():
-                parameter = selected[name]
-                new = value.to(parameter.dtype)
+            recorder = self._open()
+            selected = recorder.parameters.selected
+            problem = _unfit(grads, selected)
+            if recorder.spread is not None:
+                targets = recorder.spread.reduced(
+                    grads, selected, accumulate=accumulate, problem=problem
+                )
+            elif problem is not None:
+                raise problem
+            else:
+                targets = [(selected[name], value) for name, value in grads.items()]
+            for parameter, value in targets:
+                new = value.detach().to(parameter.dtype)
                 if accumulate and parameter.grad is not None:
-                    parameter.grad += new
-                else:
-                    parameter.grad = new.clone() if new is value else new
+                    new = parameter.grad + new
+                parameter.grad = new
 
     # ------------------------------------------------------------------ inside
 
     def _zeros(self, name: str, shape: tuple[int, ...] | None) -> Tensor:
         parameter = self._open().parameters.selected[name]
-        return parameter.new_zeros(
-            parameter.shape if shape is None else (self.n, *shape), requires_grad=False
-        )
+        size = parameter.shape if shape is None else (self.n, *shape)
+        return torch.zeros(size, dtype=parameter.dtype, device=parameter.device)
 
     def _coefficients(self, c: Tensor) -> Tensor:
         if not isinstance(c, Tensor) or c.shape != (self.n,):
@@ -223,6 +228,19 @@ class Tape(Products, Moments):
                 NonFiniteWarning,
                 stacklevel=3,
             )
+
+
+def _unfit(grads: Mapping[str, Tensor], selected: Mapping[str, Tensor]) -> UsageError | None:
+    for name, value in grads.items():
+        if name not in selected:
+            return UsageError(f"no recorded parameter is called {name!r}")
+        if value.shape != selected[name].shape:
+            return UsageError(
+                f"{name}: a gradient of shape {tuple(value.shape)} for a parameter of "
+                f"shape {tuple(selected[name].shape)}",
+                fix="set_grad takes sums over samples, not per-sample gradients",
+            )
+    return None
 
 
 def _buffer(out: Grads, name: str, shape: tuple[int, ...], parameter: Tensor) -> Tensor:

@@ -57,6 +57,7 @@ class Operand:
     view: View | None = None
     expanded: tuple[int, ...] = ()
     lookup: Lookup | None = None
+    sources: list[str] | None = None  # parameters behind it, once known
 
     @property
     def wanted(self) -> bool:
@@ -132,15 +133,17 @@ class Use:
     out_layouts: list[Layout] = field(default_factory=list)
     refused: list[Reason | None] = field(default_factory=list)
     out_shapes: list[torch.Size] = field(default_factory=list)
+    out_dtypes: list[torch.dtype] = field(default_factory=list)
     fired: int = 0
-    fingerprint: list[float] | None = None
+    fingerprint: Tensor | None = None
 
-    def add(self, index: int, layout: Layout, refused: Reason | None, shape: torch.Size) -> None:
+    def add(self, index: int, layout: Layout, refused: Reason | None, out: Tensor) -> None:
         """A result that is tapped."""
         self.results.append(index)
         self.out_layouts.append(layout)
         self.refused.append(refused)
-        self.out_shapes.append(shape)
+        self.out_shapes.append(out.shape)
+        self.out_dtypes.append(out.dtype)
 
     def fire(self, saved: tuple[Tensor, ...], grads: tuple[Tensor | None, ...]) -> None:
         """Called by the tap in backward."""
@@ -178,6 +181,11 @@ class Use:
     def option(self, name: str, default: Any) -> Any:
         """A keyword-only argument that is not a tensor."""
         return self.template.call(list(self.leaves))[1].get(name, default)
+
+    def narrow(self) -> torch.dtype:
+        """float16 if one of the results is: gradients may vanish there."""
+        half = torch.float16 in self.out_dtypes
+        return torch.float16 if half else torch.float32
 
     def replay(self, saved: Sequence[Tensor], values: Sequence[Tensor]) -> list[Tensor]:
         """The operator's tapped results, computed again from given data and parameters."""
@@ -226,28 +234,35 @@ def _tensors(value: Any, found: list[Tensor]) -> None:
             _tensors(item, found)
 
 
-def fingerprint(tensors: Sequence[Tensor]) -> list[float] | None:
+def fingerprint(tensors: Sequence[Tensor]) -> Tensor | None:
     """Sums of what is saved, where hooks (checkpointing, offloading) decide what comes back."""
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
         return None
     with torch.no_grad():
-        return [_sum(t) for t in tensors]
+        return _sums(tensors)
 
 
-def _sum(tensor: Tensor) -> float:
+def _sums(tensors: Sequence[Tensor]) -> Tensor:
+    """One number per tensor; nothing waits for the device."""
+    sums = [_sum(t) for t in tensors]
+    return torch.stack([s.to(sums[0].device) for s in sums]) if sums else torch.zeros(0)
+
+
+def _sum(tensor: Tensor) -> Tensor:
     value = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor
-    return float(value.detach().to_dense().sum(dtype=torch.float64)) if value.numel() else 0.0
+    # where there is no double precision, single must do
+    dtype = torch.float32 if tensor.device.type == "mps" else torch.float64
+    return value.detach().to_dense().sum(dtype=dtype)
 
 
-def comes_back(expected: list[float] | None, tensors: Sequence[Tensor]) -> bool:
-    """Whether what was saved is what was given back."""
+def comes_back(expected: Tensor | None, tensors: Sequence[Tensor]) -> Tensor | None:
+    """Whether what was saved is what was given back: a truth value on its device, or None."""
     if expected is None:
-        return True
-    found = [_sum(t) for t in tensors]
-    return all(
-        a == b or (a != a and b != b) or abs(a - b) <= 1e-6 * max(abs(a), abs(b))
-        for a, b in zip(expected, found, strict=True)
-    )
+        return None
+    found = _sums(tensors).to(expected.device)
+    if found.shape != expected.shape:
+        return torch.zeros((), dtype=torch.bool, device=expected.device)
+    return torch.isclose(found, expected, rtol=1e-6, atol=0.0, equal_nan=True).all()
 
 
 class RandomState:

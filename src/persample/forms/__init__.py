@@ -2,7 +2,7 @@
 
 from .cost import BUDGET, Plan, scratch, spans, within
 from .dense import Dense
-from .form import Form, inner, real, wide
+from .form import Form, inner, lift, real, wide
 from .outer import Outer
 from .part import Part
 from .patches import Geometry, Patches
@@ -30,6 +30,7 @@ __all__ = [
     "Total",
     "inner",
     "kept_sketch",
+    "lift",
     "real",
     "scratch",
     "shares",

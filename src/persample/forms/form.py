@@ -6,7 +6,7 @@ t s positions, a b axes of a matrix, k independent blocks, r rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,6 +30,18 @@ def real(dtype: torch.dtype) -> torch.dtype:
     if dtype.is_complex:
         return torch.float64 if dtype == torch.complex128 else torch.float32
     return wide(dtype)
+
+
+def lift(seeds: Sequence[Tensor], dtype: torch.dtype) -> Tensor | None:
+    """A power of two that brings gradients into float16's range; None where nothing is narrowed.
+
+    Gradients are unscaled in float32. What must go through a float16 operator again would vanish.
+    """
+    if dtype != torch.float16 or all(s.dtype == dtype or not s.numel() for s in seeds):
+        return None
+    peaks = [torch.where(s.isfinite(), s.abs(), 0).amax().float() for s in seeds if s.numel()]
+    peak = torch.stack(peaks).amax().clamp(2.0**-100, 2.0**100)
+    return torch.exp2(-torch.floor(torch.log2(peak)))
 
 
 def inner(x: Tensor, y: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .form import Form, wide
+from .form import Form, lift, wide
 from .mapped import Mapped
 
 
@@ -33,6 +33,9 @@ class Pullback(Mapped):
         return super().row_bytes() + self.form.row_bytes()
 
     def _grad(self, seed: Tensor, batched: bool) -> Tensor | None:
+        up = lift([seed], self.derived)
+        if up is not None:
+            seed = seed * up
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             found = torch.autograd.grad(
@@ -43,7 +46,9 @@ class Pullback(Mapped):
                 allow_unused=True,
                 is_grads_batched=batched,
             )[0]
-        return None if found is None else found.to_dense()
+        if found is None:
+            return None
+        return found.to_dense() if up is None else found.to_dense().to(wide(found.dtype)) / up
 
     def dense(self, first: int = 0, last: int | None = None) -> Tensor:
         """All rows in one batched backward pass where torch can, else row by row."""

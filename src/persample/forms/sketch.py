@@ -76,5 +76,5 @@ def _split(dim: int, a: int, b: int) -> tuple[int, int]:
 
 
 def _signs(k: int, size: int, generator: torch.Generator, device: torch.device) -> Tensor:
-    bits = torch.randint(0, 2, (k, size), generator=generator, dtype=torch.int8)
+    bits = torch.randint(0, 2, (k, size), generator=generator, dtype=torch.int8, device="cpu")
     return (bits.to(device).to(torch.float32) * 2 - 1) / math.sqrt(k)

@@ -24,7 +24,9 @@ def embedding(use: Use, firing: Firing, n: int) -> Forms:
         raise Unsuited
     sample = row_ids(grad, layout, n, grad.dim() - 1)
     values = grad.reshape(-1, grad.shape[-1])
-    found = _rows(sample, index.reshape(-1), values, n, weight.shape, padding)
+    found = _rows(
+        sample, index.reshape(-1), values, n, weight.shape, padding, ragged=layout.ids is not None
+    )
     if by_frequency:
         counts = _counts(found.sample, found.index, weight.shape[0], values.dtype)
         found.values = found.values / counts.unsqueeze(1)
@@ -39,7 +41,9 @@ def looked_up(grad: Tensor, layout: Layout, operand: Operand, n: int) -> OfTable
     sample = row_ids(grad, layout, n, grad.dim() - 1)
     values = grad.reshape(-1, grad.shape[-1])
     index = lookup.index.reshape(-1)
-    return OfTable(_rows(sample, index, values, n, lookup.shape, lookup.padding))
+    return OfTable(
+        _rows(sample, index, values, n, lookup.shape, lookup.padding, ragged=layout.ids is not None)
+    )
 
 
 def as_rows(form: Dense, lookup: Lookup) -> Rows:
@@ -47,17 +51,24 @@ def as_rows(form: Dense, lookup: Lookup) -> Rows:
     n, index = form.n, lookup.index.reshape(-1)
     sample = torch.arange(n, device=form.device).repeat_interleave(index.numel())
     values = form.values.reshape(n * index.numel(), form.shape[-1])
-    return _rows(sample, index.repeat(n), values, n, lookup.shape, lookup.padding)
+    return _rows(sample, index.repeat(n), values, n, lookup.shape, lookup.padding, ragged=False)
 
 
 def _rows(
-    sample: Tensor, index: Tensor, values: Tensor, n: int, shape: torch.Size, padding: int | None
+    sample: Tensor,
+    index: Tensor,
+    values: Tensor,
+    n: int,
+    shape: torch.Size,
+    padding: int | None,
+    *,
+    ragged: bool,
 ) -> Rows:
     """Rows of no sample, and of the padding index, count nothing."""
     keep = None
     if padding is not None and padding >= 0:
         keep = index != padding
-    if bool((sample < 0).any()):
+    if ragged:  # rows of nobody are possible
         keep = sample >= 0 if keep is None else keep & (sample >= 0)
         sample = sample.clamp(min=0)
     if keep is not None:

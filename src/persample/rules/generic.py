@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..forms import Replay, spans
+from ..forms import Replay, lift, spans, wide
 from ..layout import Layout, ids_of
 from ..use import Firing, Use
 from .table import Forms
@@ -25,13 +25,20 @@ def generic(use: Use, firing: Firing, n: int) -> Forms:
     """One form per parameter operand (None: the operator does not depend on it)."""
     values = [operand.value.detach().requires_grad_() for operand in use.operands]
     saved = [t.detach() for t in firing.saved]
+    given = [None if g is None else g.detach() for g in firing.grads]
+    up = lift([g for g in given if g is not None], use.narrow())
+    if up is not None:
+        given = [None if g is None else g * up for g in given]
+
+    def back(found: Tensor) -> Tensor:
+        return found if up is None else found.to(wide(found.dtype)) / up
 
     def prepared() -> tuple[list[Tensor], list[tuple[Tensor, Layout]]]:
         with torch.enable_grad():
             outs = use.replay(saved, values)
         pairs = [
-            (out, grad.detach().to(out.dtype), layout)
-            for out, grad, layout in zip(outs, firing.grads, use.out_layouts, strict=True)
+            (out, grad.to(out.dtype), layout)
+            for out, grad, layout in zip(outs, given, use.out_layouts, strict=True)
             if grad is not None and out.requires_grad
         ]
         return [out for out, _, _ in pairs], [(grad, layout) for _, grad, layout in pairs]
@@ -41,7 +48,7 @@ def generic(use: Use, firing: Firing, n: int) -> Forms:
             outs, grads = prepared()
             found = _rows(outs, values[k], grads, n, first, last) if outs else None
             shape = (last - first, *values[k].shape)
-            return values[k].detach().new_zeros(shape) if found is None else found
+            return values[k].detach().new_zeros(shape) if found is None else back(found)
 
         return compute
 
@@ -52,7 +59,7 @@ def generic(use: Use, firing: Firing, n: int) -> Forms:
             found = None
             if outs:
                 found = torch.autograd.grad(outs, values[k], seeds, allow_unused=True)[0]
-            return torch.zeros_like(values[k]) if found is None else found.to_dense()
+            return torch.zeros_like(values[k]) if found is None else back(found.to_dense())
 
         return compute
 

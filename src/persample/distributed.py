@@ -1,0 +1,243 @@
+"""Models spread over processes: sums that every process agrees on, or a refusal.
+
+``DistributedDataParallel`` and ``fully_shard`` reduce gradients while autograd accumulates them. A
+recording accumulates none, so ``tape.set_grad`` reduces instead: it writes the sum over processes
+of what each of them passes, without a division by their number.
+"""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from .errors import UsageError
+
+Targets = list[tuple[Tensor, Tensor]]
+
+
+def spread(model: nn.Module) -> Spread | None:
+    """How a model is spread; None where there is only one process, without process group."""
+    if not dist.is_available() or not dist.is_initialized():
+        return None
+    return Spread(model)
+
+
+class Spread:
+    """Which parameters of a recorded model other processes hold, too, and how."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._modules = list(model.modules())
+        self._replicas = [m for m in self._modules if isinstance(m, DistributedDataParallel)]
+        sharded = _class("torch.distributed.fsdp", "FSDPModule")
+        self._sharded = [m for m in self._modules if sharded and isinstance(m, sharded)]
+
+    @property
+    def sharded(self) -> bool:
+        """Whether the memory of parameters comes and goes while the model runs."""
+        return bool(self._sharded)
+
+    def check(self, parameters: Iterable[Tensor], *, loop: bool) -> None:
+        """Refuse what cannot be recorded."""
+        for replica in self._replicas:
+            _check_replica(replica)
+        flat = _class("torch.distributed.fsdp", "FullyShardedDataParallel")
+        for module in self._modules:
+            if flat and isinstance(module, flat):
+                raise _unsupported("FullyShardedDataParallel", "torch.distributed.fsdp.fully_shard")
+            if "replicate" in (_registry(module) or ()):
+                raise _unsupported("torch.distributed's composable replicate", "DDP")
+        homes = self.homes()
+        for parameter in parameters:
+            if is_distributed(parameter) and id(parameter) not in homes:
+                raise _unsupported("a distributed parameter outside fully_shard", "fully_shard")
+        if loop and self._sharded:
+            raise UsageError(
+                "unproven='loop' on a model of fully_shard",
+                why="processes would run different numbers of backward passes and wait forever",
+                fix="record the model before it is sharded",
+            )
+
+    def homes(self) -> dict[int, Tensor]:
+        """The sharded parameter of whatever ``fully_shard`` puts into a module's slot, by id."""
+        found = {}
+        for module in self._sharded:
+            for group in module._get_fsdp_state()._fsdp_param_groups:
+                _check_group(group)
+                for slot in group.fsdp_params:
+                    home = slot.sharded_param
+                    found[id(home)] = home
+                    full = getattr(slot, "_unsharded_param", None)
+                    if full is not None:
+                        found[id(full)] = home
+        return found
+
+    def notice(self) -> None:
+        """The recorded model is being called: by a DDP around it, perhaps."""
+        replica = DistributedDataParallel._active_ddp_module
+        if replica is not None and all(replica is not known for known in self._replicas):
+            _check_replica(replica)
+            self._replicas.append(replica)
+
+    def reduced(
+        self,
+        grads: Mapping[str, Tensor],
+        selected: Mapping[str, Tensor],
+        *,
+        accumulate: bool,
+        problem: UsageError | None,
+    ) -> Targets:
+        """(parameter, sum over processes) of every gradient, after all have agreed to it."""
+        homes = self.homes()
+        replicated = {id(p): r.process_group for r in self._replicas for p in r._module_parameters}
+        problem = problem or self._problem(grads)
+        key = [(name, tuple(g.shape), str(g.dtype)) for name, g in sorted(grads.items())]
+        number = zlib.crc32(repr((key, accumulate)).encode())
+        for group in self._groups(selected.values(), homes, replicated):
+            _agree(group, next(iter(selected.values())).device, number, problem)
+        if problem is not None:
+            raise problem
+        targets, pending = [], []
+        for name, value in sorted(grads.items()):
+            parameter = selected[name]
+            home = homes.get(id(parameter))
+            if home is not None:
+                targets.append((home, _scattered(value, home)))
+                continue
+            group = replicated.get(id(parameter))
+            if group is not None:
+                value = value.detach().clone(memory_format=torch.contiguous_format)
+                pending.append(dist.all_reduce(value, group=group, async_op=True))
+            targets.append((parameter, value))
+        for work in pending:
+            work.wait()
+        return targets
+
+    def _problem(self, grads: Mapping[str, Tensor]) -> UsageError | None:
+        if any(not r.require_backward_grad_sync for r in self._replicas):
+            return UsageError(
+                "set_grad inside no_sync()",
+                why="it reduces at once; gradients left unreduced would let processes drift apart",
+                fix="leave no_sync(); set_grad(..., accumulate=True) adds up micro-batches",
+            )
+        if any(r._join_config.enable for r in self._replicas):
+            return _unsupported("DDP's join()", "an empty batch where a process has run out")
+        if any(is_distributed(g) for g in grads.values()):
+            return UsageError(
+                "set_grad takes this process's own sums, got a DTensor",
+                fix="pass what the tape answered; set_grad reduces and shards it",
+            )
+        return None
+
+    def _groups(
+        self, parameters: Iterable[Tensor], homes: dict[int, Tensor], replicated: dict[int, Any]
+    ) -> list[Any]:
+        """Every process group behind the parameters, each once, in their order."""
+        found: dict[int, Any] = {}
+        for parameter in parameters:
+            home = homes.get(id(parameter))
+            if home is not None:
+                groups = home.device_mesh.get_all_groups()  # type: ignore[attr-defined]
+            else:
+                groups = [replicated[id(parameter)]] if id(parameter) in replicated else []
+            found.update({id(group): group for group in groups})
+        return list(found.values())
+
+
+def is_distributed(tensor: Tensor) -> bool:
+    """Whether a tensor is a DTensor."""
+    kind = _class("torch.distributed.tensor", "DTensor")
+    return kind is not None and isinstance(tensor, kind)
+
+
+def freed(tensor: Tensor) -> bool:
+    """Whether somebody took a tensor's memory away."""
+    return tensor.untyped_storage().size() < tensor.numel() * tensor.element_size()
+
+
+def crosses(edge: Any) -> bool:
+    """Whether a derived tensor was passed to a sharded module: its backward would free memory."""
+    todo = [] if edge is None else [edge.node]
+    seen = set()
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.name().startswith("RegisterPostBackwardFunction"):
+            return True
+        todo += [following for following, _ in node.next_functions]
+    return False
+
+
+def _agree(group: Any, device: torch.device, number: int, problem: UsageError | None) -> None:
+    """Raise in every process if one has a problem, or if they are about to set different things."""
+    state = torch.tensor([number, -number, int(problem is not None)], device=device)
+    dist.all_reduce(state, dist.ReduceOp.MAX, group=group)
+    top, low, bad = state.tolist()
+    if problem is not None:
+        raise problem
+    if bad or top != -low:
+        raise UsageError(
+            "processes disagree about set_grad",
+            why="another process refused it"
+            if bad
+            else "they pass different names, shapes or dtypes, or another accumulate=",
+            fix="every process must pass the same questions' answers; an empty batch gives zeros",
+        )
+
+
+def _scattered(value: Tensor, home: Any) -> Tensor:
+    """The sum over processes, each keeping its shard."""
+    from torch.distributed.tensor import DTensor, Partial
+
+    mesh = home.device_mesh
+    mine = value.detach().contiguous()
+    whole = DTensor.from_local(mine, mesh, [Partial()] * mesh.ndim, run_check=False)
+    return whole.redistribute(placements=home.placements).to(home.device)
+
+
+def _check_replica(replica: DistributedDataParallel) -> None:
+    if replica.static_graph:
+        raise _unsupported("DDP with static_graph=True", "DDP without it")
+    if replica._comm_hooks:
+        raise _unsupported("DDP with a communication hook", "DDP without it")
+    if replica.mixed_precision is not None:
+        raise _unsupported("DDP with mixed_precision", "torch.autocast")
+    if replica._delay_all_reduce_params:
+        raise _unsupported("DDP with delay_all_reduce_named_params", "DDP without it")
+
+
+def _check_group(group: Any) -> None:
+    if not group.reduce_grads or not group.all_reduce_grads:
+        raise UsageError(
+            "a model of fully_shard with gradient sync switched off",
+            why="gradients kept aside would be added later, unclipped",
+            fix="model.set_requires_gradient_sync(True); set_grad(..., accumulate=True) adds up",
+        )
+    if any(slot.is_dtensor for slot in group.fsdp_params):
+        raise _unsupported("tensor-parallel parameters", "fully_shard alone")
+
+
+def _class(module: str, name: str) -> Any:
+    """A class, unless its module was never imported: then nothing is an instance of it."""
+    return getattr(sys.modules.get(module), name, None)
+
+
+def _registry(module: nn.Module) -> Any:
+    contract = sys.modules.get("torch.distributed._composable.contract")
+    return None if contract is None else contract._get_registry(module)
+
+
+def _unsupported(what: str, instead: str) -> UsageError:
+    return UsageError(
+        f"{what} is not supported",
+        why="persample does not know how its gradients reach the other processes",
+        fix=f"use {instead}",
+    )

@@ -1,0 +1,143 @@
+"""Where users come in: ``call_for_per_sample_grads``."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils._pytree import tree_leaves
+
+from ..errors import UsageError, describe, here
+from ..inputs import walk
+from .stretch import Batch, multiple_calls, run
+
+
+def call_for_per_sample_grads(
+    module: nn.Module,
+    *,
+    batch_size: int | None = None,
+    loss_reduction: str = "sum",
+    batch_first: bool = True,
+) -> Callable[..., Any]:
+    """A function like ``module.forward`` whose backward leaves ``grad_sample`` on parameters.
+
+    ``grad_sample`` is (n, *shape), row i the gradient through sample i; ``.grad`` stays None.
+    ``batch_size``: n, else all tensors among the arguments must agree on it; if it is given,
+    arguments of other sizes are constants. ``loss_reduction``: "mean" if the loss is a mean over
+    samples, so that rows are gradients of each sample's own loss. ``batch_first``: samples are on
+    axis 0 of the arguments, else on axis 1.
+
+    >>> import torch
+    >>> model = torch.nn.Linear(3, 2)
+    >>> call_for_per_sample_grads(model)(torch.randn(4, 3)).sum().backward()
+    >>> model.weight.grad_sample.shape
+    torch.Size([4, 2, 3])
+    """
+    _expect(module, batch_size, loss_reduction)
+    known = dict(module.named_parameters())
+    _expect_cleared(known)
+    dim = 0 if batch_first else 1
+
+    @functools.wraps(module.forward)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        n = _inferred(module, args, kwargs, dim) if batch_size is None else batch_size
+        if not torch.is_grad_enabled() or not _expect_cleared(known):
+            return module(*args, **kwargs)
+        return run(module, args, kwargs, Batch(n, dim, loss_reduction))
+
+    return call
+
+
+def _expect(module: Any, batch_size: Any, loss_reduction: Any) -> None:
+    if loss_reduction not in ("sum", "mean"):
+        raise UsageError(
+            f"Expected loss_reduction argument to be sum or mean, got {loss_reduction!r}",
+            where=describe(here()),
+            why="Expanded Weights scale rows by the batch size for a mean, and not for a sum",
+            fix='loss_reduction="mean" for a mean over samples, else "sum"',
+        )
+    if not isinstance(module, nn.Module):
+        raise UsageError(
+            f"Module passed must be nn.Module, got {type(module).__name__}",
+            where=describe(here()),
+            fix="Expanded Weights are made of the parameters of a module: pass one",
+        )
+    if batch_size is not None and not isinstance(batch_size, int):
+        raise UsageError(
+            f"Batch size passed must be None or an integer, got {type(batch_size).__name__}",
+            where=describe(here()),
+            fix="leave batch_size out, or pass x.shape[0]",
+        )
+    if batch_size is not None and batch_size < 1:
+        raise UsageError(
+            f"Batch size must be positive, got {batch_size}",
+            where=describe(here()),
+            fix="leave batch_size out: it is taken from the inputs, an empty batch included",
+        )
+
+
+def _expect_cleared(parameters: dict[str, nn.Parameter]) -> bool:
+    """Refuse rows of an earlier batch; whether any parameter is trainable."""
+    trainable = False
+    for name, parameter in parameters.items():
+        if getattr(parameter, "grad_sample", None) is not None:
+            raise multiple_calls(name)
+        trainable = trainable or parameter.requires_grad
+    return trainable
+
+
+def _inferred(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dim: int) -> int:
+    """The size of axis ``dim``, on which all tensor leaves must agree."""
+    leaves: Sequence[Any] = args
+    if kwargs or not all(isinstance(v, Tensor) for v in args):
+        leaves = tree_leaves((args, kwargs), is_leaf=lambda v: isinstance(v, PackedSequence))
+    sizes = [size for leaf in leaves if (size := _size(leaf, dim)) is not None]
+    if not sizes:
+        raise UsageError(
+            "ExpandedWeights cannot compute the batch size from the inputs",
+            where=_place(module),
+            why=f"no argument is a tensor with an axis {dim}",
+            fix="call_for_per_sample_grads(module, batch_size=n)",
+        )
+    odd = next((size for size in sizes if size != sizes[0]), None)
+    if odd is not None:
+        raise UsageError(
+            f"Expanded Weights found at least one input with batch size {sizes[0]} and one with "
+            f"batch size {odd}",
+            where=_place(module),
+            why=f"axis {dim} of every tensor is taken to hold the samples",
+            fix="batch_size=n, if some arguments hold no samples (masks, position ids)",
+        )
+    if leaves is not args:
+        _expect_hidden(module, (args, kwargs), sizes[0], dim)
+    return sizes[0]
+
+
+def _place(module: nn.Module) -> str:
+    return f"{type(module).__name__}, {describe(here())}"
+
+
+def _size(leaf: Any, dim: int) -> int | None:
+    if isinstance(leaf, PackedSequence):
+        return int(leaf.batch_sizes[0])
+    return leaf.shape[dim] if isinstance(leaf, Tensor) and leaf.dim() > dim else None
+
+
+def _expect_hidden(module: nn.Module, arguments: Any, n: int, dim: int) -> None:
+    """Tensors in dataclasses do not tell the batch size, but must not contradict it."""
+    found: list[tuple[str, Any]] = []
+    walk("arguments", arguments, found)
+    for path, leaf in found:
+        size = _size(leaf, dim)
+        if size is not None and size != n:
+            raise UsageError(
+                f"Expected ExpandedWeights to have batch size matching input but got input batch "
+                f"size of {size} with ExpandedWeight of batch size {n}",
+                where=f"{path} of {_place(module)}",
+                why="the batch size was taken from the arguments that are plain tensors",
+                fix="call_for_per_sample_grads(module, batch_size=n)",
+            )

@@ -1,0 +1,81 @@
+"""Rules that users registered, applied inside a recording."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..calls import Calls
+from ..errors import UsageError, describe, here
+from ..layout import Layout, closed
+from ..propagate import Operator, collect
+from ..recorder import Recorder
+from .weight import ExpandedWeight
+
+if TYPE_CHECKING:
+    from .stretch import Batch
+
+BUILT_IN: set[Any] = set()
+
+
+def use_own_rules(recorder: Recorder, batch: Batch) -> None:
+    """Let the recorder apply rules that are not ours, if there are any."""
+    own = {
+        function: rule
+        for function, rule in ExpandedWeight.handled_functions.items()
+        if rule not in BUILT_IN
+    }
+    if own:
+        recorder.calls = recorder.mode.calls = OwnRules(recorder, batch, own)
+
+
+class OwnRules(Calls):
+    """Expand the parameters among the arguments, apply the rule, say where the samples are."""
+
+    def __init__(self, recorder: Recorder, batch: Batch, own: dict[Any, Any]) -> None:
+        super().__init__(recorder)
+        self.batch, self.own = batch, own
+
+    def handle(
+        self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        """The rule's result, if a parameter is among the arguments; else as ever."""
+        values = [*args, *kwargs.values()]
+        slots = self.recorder.parameters.slots
+        if (
+            func not in self.own
+            or not torch.is_grad_enabled()
+            or not any(id(v) in slots for v in values)
+        ):
+            return super().handle(operator, func, args, kwargs)
+        self._expect_samples(operator, values)
+        expanded = [self._expanded(v) if id(v) in slots else v for v in values]
+        out = self.own[func].apply(tuple(kwargs), func, *expanded)
+        found: list[Tensor] = []
+        collect(out, found)
+        for tensor in found:
+            if tensor.requires_grad:
+                self.recorder.marks.put(tensor, closed(self.batch.dim))
+        return out
+
+    def _expanded(self, parameter: Tensor) -> ExpandedWeight:
+        made = ExpandedWeight(parameter, self.batch.size, self.batch.loss_reduction)
+        made.set_batch_first(self.batch.dim == 0)
+        return made
+
+    def _expect_samples(self, operator: Operator, values: list[Any]) -> None:
+        data = next((v for v in values if isinstance(v, Tensor)), None)
+        state = None if data is None else self.recorder.look(data)
+        if self.batch.size == 1 or state is closed(self.batch.dim):
+            return
+        kind = f"{state}" if isinstance(state, Layout) else "no samples"
+        raise UsageError(
+            "Expected ExpandedWeights to have batch size matching input: a rule of your own for "
+            f"{operator.name} met an input with {kind}",
+            where=describe(here()),
+            why=f"rules for Expanded Weights need one sample per index of axis {self.batch.dim}",
+            fix="bring the samples there, or remove the rule: persample follows every operator",
+        )

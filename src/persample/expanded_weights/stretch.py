@@ -1,0 +1,231 @@
+"""A recorded stretch of the caller's graph: one forward, and the backward passes through it.
+
+The module runs under a recorder on detached inputs. One node in the caller's graph stands for all
+of it; its backward runs the stretch's own backward pass under the recorder's eyes, so that a plain
+``loss.backward()`` is enough and recomputation (activation checkpointing) is seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from ..backward import expect_no_hooks, receiving
+from ..enter import entered
+from ..entry import record
+from ..errors import MixedSamplesError, StaleError, UsageError
+from ..layout import Mixed
+from ..marks import Derived, version
+from ..tape import Tape
+from .containers import mapped
+from .contract import accumulate
+from .own import use_own_rules
+from .written import Written
+
+_backward = entered(torch.autograd.backward)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """How many samples, on which axis, and how the loss joins them."""
+
+    size: int
+    dim: int
+    loss_reduction: str
+
+
+@dataclass
+class Stretch:
+    """What the caller's graph refers to: places in the graph, not the outputs' memory."""
+
+    tape: Tape
+    batch: Batch
+    inputs: list[Tensor]
+    outputs: list[GradientEdge]
+    states: list[Any]
+    shared: bool
+    versions: dict[str, int] = field(default_factory=dict)
+    written: dict[str, Tensor | None] = field(default_factory=dict)
+
+    def backward(self, grads: Sequence[Tensor | None], *, wanted: bool) -> list[Tensor | None]:
+        """Back-propagate; gradients of the inputs."""
+        pairs = [(k, g) for k, g in enumerate(grads) if g is not None]
+        keep = torch._C._autograd._get_current_graph_task_keep_graph()
+        if not self.outputs:
+            raise RuntimeError(
+                "Trying to backward through the graph a second time; call the first backward with "
+                "retain_graph=True"
+            )
+        self.tape._ledger.retain = keep
+        roots, seeds = [self.outputs[k] for k, _ in pairs], [g for _, g in pairs]
+        try:
+            if wanted:
+                self._expect(k for k, _ in pairs)
+                self._into_grad_sample(lambda: _backward(roots, seeds, keep))
+            elif self.inputs:
+                self._silently(lambda: _backward(roots, seeds, keep, inputs=self.inputs))
+            return [x.grad for x in self.inputs]
+        finally:
+            for x in self.inputs:
+                x.grad = None
+            if not keep:
+                self.outputs, self.states = [], []
+                self.tape.close()
+
+    def _into_grad_sample(self, run: Callable[[], None]) -> None:
+        recorder, ledger = self.tape._open(), self.tape._ledger
+        selected = recorder.parameters.selected
+        expect_no_hooks(recorder)
+        self._expect_current(selected)
+        before = {name: getattr(p, "grad_sample", None) for name, p in selected.items()}
+        ledger.sink = written = Written(selected)
+        recorder.inputs.storages.clear()  # rows are written at once: nothing can change meanwhile
+        try:
+            with receiving(recorder, 1.0):
+                run()
+            if ledger.trouble is not None:
+                raise ledger.trouble
+        except BaseException:
+            for name, parameter in selected.items():
+                if getattr(parameter, "grad_sample", None) is not before[name]:
+                    parameter.grad_sample = before[name]  # type: ignore[attr-defined]
+            raise
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            for name in written.rows:
+                rows = written.finished(name)
+                if self.batch.loss_reduction == "mean":
+                    rows *= self.batch.size
+                accumulate(selected[name], rows)
+        self.written = {n: getattr(p, "grad_sample", None) for n, p in selected.items()}
+
+    def _silently(self, run: Callable[[], None]) -> None:
+        """Gradients of inputs alone were asked for; parameters get nothing."""
+        recorder, ledger = self.tape._open(), self.tape._ledger
+        ledger.muted = True
+        try:
+            with recorder.watching():
+                run()
+        finally:
+            ledger.muted = False
+
+    def _expect(self, used: Any) -> None:
+        """Refuse gradients of outputs that are not one sample's each, or a sum over samples."""
+        for k in used:
+            state = self.states[k]
+            if isinstance(state, Mixed):
+                raise state.reason.error("Expanded Weights: samples meet inside the module")
+            if isinstance(state, Derived):
+                raise MixedSamplesError(
+                    f"Expanded Weights: output {k} of the module depends on parameters alone",
+                    why="no sample that the module received leads to it",
+                    fix="give a regulariser its own backward(); pass samples as arguments",
+                )
+
+    def _expect_current(self, selected: Mapping[str, Tensor]) -> None:
+        for name, parameter in selected.items():
+            if version(parameter) != self.versions.get(name, version(parameter)):
+                raise StaleError(
+                    f"the parameter {name!r} was modified between forward and backward",
+                    why="its per-sample gradients would be those of another forward",
+                    fix="call backward() before optimizer.step()",
+                )
+            known = getattr(parameter, "grad_sample", None)
+            if known is not None and not self.shared and self.written.get(name) is not known:
+                raise multiple_calls(name)
+
+
+def multiple_calls(name: str) -> UsageError:
+    """The error for rows of another batch that were not cleared."""
+    return UsageError(
+        "Current Expanded Weights accumulates the gradients, which will be incorrect for multiple "
+        f"calls without clearing gradients: {name!r} still has a grad_sample",
+        why="row i would be the sum over sample i of two batches",
+        fix="set p.grad_sample = None for every parameter after each step",
+    )
+
+
+class Node(torch.autograd.Function):
+    """A stretch as one node of the caller's graph."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, anchor: Tensor, stretch: Stretch, outputs: list[Tensor], *inputs: Tensor
+    ) -> Any:
+        """The stretch's outputs, which have been computed already."""
+        ctx.stretch = stretch
+        ctx.set_materialize_grads(False)
+        return tuple(out.detach() for out in outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        """Per-sample gradients, unless only gradients of inputs were asked for."""
+        if torch.is_grad_enabled():
+            raise MixedSamplesError(
+                "Expanded Weights cannot compute gradients of gradients",
+                why="create_graph=True (a gradient penalty) reaches parameters in ways that were "
+                "not recorded",
+                fix='persample.record(..., unproven="loop") follows it',
+            )
+        if all(g is None for g in grads):
+            return (None,) * (3 + len(ctx.stretch.inputs))
+        # the anchor is a leaf, so that it is reached exactly where parameters would be
+        wanted = torch._C._will_engine_execute_node(ctx.next_functions[0][0])
+        return None, None, None, *ctx.stretch.backward(grads, wanted=wanted)
+
+
+def run(
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    batch: Batch,
+    *,
+    shared: bool = False,
+    **options: Any,
+) -> Any:
+    """The module's result, with per-sample gradients on the way back.
+
+    ``shared``: several stretches may add to the ``grad_sample`` of one weight.
+    """
+    outer: list[Tensor] = []
+    inner: list[Tensor] = []
+
+    def leaf(tensor: Tensor) -> Tensor:
+        if not tensor.requires_grad:
+            return tensor
+        if not any(tensor is known for known in outer):
+            outer.append(tensor)
+            inner.append(tensor.detach().requires_grad_())
+        return next(i for o, i in zip(outer, inner, strict=True) if o is tensor)
+
+    args, kwargs = mapped((args, kwargs), leaf)
+    recorder = record(module, n=batch.size, dim=batch.dim, **options)
+    use_own_rules(recorder, batch)
+    with recorder as tape:
+        tape._ledger.strict = True
+        result = module(*args, **kwargs)
+    outputs: list[Tensor] = []
+
+    def gather(tensor: Tensor) -> Tensor:
+        if tensor.requires_grad and not any(tensor is known for known in outputs):
+            outputs.append(tensor)
+        return tensor
+
+    with torch._C.DisableTorchFunction():
+        mapped(result, gather)
+        states = [recorder.look(out) for out in outputs]
+    if not outputs:
+        return result
+    selected = recorder.parameters.selected
+    edges = [get_gradient_edge(out) for out in outputs]
+    stretch = Stretch(tape, batch, inner, edges, states, shared)
+    stretch.versions = {name: version(p) for name, p in selected.items()}
+    anchor = torch.zeros((), requires_grad=True)
+    seen = Node.apply(anchor, stretch, outputs, *outer)
+    return mapped(
+        result, lambda t: next((s for o, s in zip(outputs, seen, strict=True) if o is t), t)
+    )

@@ -1,0 +1,160 @@
+"""The tensor that stands in for a parameter, and the table of functions that know it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from ..errors import UsageError, describe, here
+from ..propagate import find
+
+
+class Applied(Protocol):
+    """What the table holds: an ``autograd.Function``, or anything else with its ``apply``."""
+
+    @staticmethod
+    def apply(*args: Any) -> Any:
+        """``apply(kwarg_names, function, *args, *kwarg_values)``."""
+
+
+Registered = TypeVar("Registered", bound=type)
+
+
+class ExpandedWeight(Tensor):
+    """A parameter whose gradient is wanted for every sample.
+
+    Handed to a function of the table it gives an ordinary result; the backward pass then leaves
+    ``orig_weight.grad_sample``, (batch_size, *shape).
+
+    >>> import torch
+    >>> weight = torch.randn(2, 3, requires_grad=True)
+    >>> out = torch.nn.functional.linear(torch.ones(4, 3), ExpandedWeight(weight, 4, "sum"))
+    >>> out.sum().backward()
+    >>> weight.grad_sample.shape
+    torch.Size([4, 2, 3])
+    """
+
+    handled_functions: ClassVar[dict[Any, Any]] = {}
+
+    orig_weight: Tensor
+    batch_size: int
+    loss_reduction: str
+    batch_first: bool
+    allow_smaller_batches: bool
+
+    @staticmethod
+    def __new__(
+        cls: type[ExpandedWeight], orig_weight: Tensor, batch_size: int, loss_reduction: str
+    ) -> ExpandedWeight:
+        """Check the weight; a view of its memory stands in for it."""
+        if not isinstance(orig_weight, Tensor):
+            raise UsageError(
+                f"Can only make Expanded Weights of Tensors, got {type(orig_weight).__name__}",
+                where=describe(here()),
+                fix="pass the parameter itself",
+            )
+        if not orig_weight.requires_grad:
+            raise UsageError(
+                "Can only build ExpandedWeights objects of tensors that require_grad",
+                where=describe(here()),
+                why=f"this tensor of shape {tuple(orig_weight.shape)} is frozen (Expanded Weights "
+                "are for gradients)",
+                fix="pass a frozen tensor to the function as it is",
+            )
+        return Tensor._make_subclass(cls, orig_weight.detach(), True)
+
+    def __init__(self, orig_weight: Tensor, batch_size: int, loss_reduction: str) -> None:
+        self.orig_weight = orig_weight
+        self.batch_size = batch_size
+        self.loss_reduction = loss_reduction
+        self.batch_first = True
+        self.allow_smaller_batches = False
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Any,
+        types: Sequence[Any],
+        args: Any = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Functions of the table are applied; looking at size or dtype asks the original."""
+        kwargs = kwargs or {}
+        rule = cls.handled_functions.get(func)
+        if rule is not None:
+            return rule.apply(tuple(kwargs), func, *args, *kwargs.values())
+        operator = find(func)
+        if operator.ignore:
+            args, kwargs = tree_map_only(ExpandedWeight, lambda e: e.orig_weight, (args, kwargs))
+            return func(*args, **kwargs)
+        raise UsageError(
+            f"Expanded Weights encountered but cannot handle function {operator.name}",
+            where=describe(here()),
+            why="nothing says where the samples are in its arguments",
+            fix="call_for_per_sample_grads(module), or persample.record, follow every operator; "
+            "implements_per_sample_grads registers a rule of your own",
+        )
+
+    @property
+    def shape(self) -> torch.Size:  # type: ignore[override]
+        """The original's."""
+        return self.orig_weight.shape
+
+    @property
+    def dtype(self) -> torch.dtype:  # type: ignore[override]
+        """The original's."""
+        return self.orig_weight.dtype
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        """The original's."""
+        return self.orig_weight.device
+
+    @property
+    def is_cuda(self) -> bool:  # type: ignore[override]
+        """The original's."""
+        return self.orig_weight.is_cuda
+
+    @property
+    def data(self) -> Tensor:  # type: ignore[override]
+        """The original's."""
+        return self.orig_weight.data
+
+    def data_ptr(self) -> int:
+        """The original's."""
+        return self.orig_weight.data_ptr()
+
+    def get_device(self) -> int:
+        """The original's."""
+        return self.orig_weight.get_device()
+
+    def set_batch_first(self, is_batch_first: bool = True) -> None:
+        """Say whether samples are on axis 0 (else 1) of the data that this weight meets."""
+        self.batch_first = is_batch_first
+
+    def set_allow_smaller_batches(self, is_allow_smaller_batches: bool) -> None:
+        """Say whether data may hold the first samples only; the others get zeros."""
+        self.allow_smaller_batches = is_allow_smaller_batches
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        return (
+            f"ExpandedWeight({self.orig_weight!r}, batch_size={self.batch_size}, "
+            f"loss_reduction={self.loss_reduction!r})"
+        )
+
+
+def implements_per_sample_grads(function: Any) -> Callable[[Registered], Registered]:
+    """Register an ``autograd.Function`` for a function of torch; a second one replaces the first.
+
+    It is called as ``Rule.apply(kwarg_names, function, *args, *kwarg_values)``.
+    """
+
+    def register(rule: Registered) -> Registered:
+        ExpandedWeight.handled_functions[function] = rule
+        return rule
+
+    return register

@@ -1,0 +1,32 @@
+"""Per-sample gradients written out while the backward pass runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from ..forms import Form, wide
+
+
+class Written:
+    """Rows of every parameter, written out as soon as a use fires; factors are let go."""
+
+    def __init__(self, selected: Mapping[str, Tensor]) -> None:
+        self.selected = selected
+        self.rows: dict[str, Tensor] = {}
+
+    def __call__(self, name: str, form: Form) -> None:
+        """Add a use's rows."""
+        known = self.rows.get(name)
+        if known is None:
+            rows = form.dense().contiguous()
+            self.rows[name] = rows.clone() if form.owns(rows) else rows
+        elif known.dtype == wide(form.dtype):
+            known += form.wide_dense()
+        else:
+            self.rows[name] = known.to(wide(form.dtype)) + form.wide_dense()
+
+    def finished(self, name: str) -> Tensor:
+        """The rows in the parameter's dtype."""
+        return self.rows[name].to(self.selected[name].dtype)
