@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types ops fuzz zoo bench clean
+.PHONY: demo test lint types ops fuzz zoo bench bench-quick bench-tables clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -33,9 +33,22 @@ fuzz: $(VENV)/.installed
 zoo: $(VENV)/.installed
 	$(BIN)/python -m tests.zoo
 
-bench: $(VENV)/.installed
-	MALLOC_TRIM_THRESHOLD_=100000000000 MALLOC_MMAP_THRESHOLD_=100000000000 \
-		$(BIN)/python -m benchmarks --out benchmarks/results/ratios.json
+# Peers without their dependencies: none of them may replace torch.
+$(VENV)/.peers: $(VENV)/.installed
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench]"
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps \
+		opacus backpack-for-pytorch unfoldNd
+	touch $@
+
+bench: $(VENV)/.peers
+	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks.tables
+
+bench-quick: $(VENV)/.peers
+	$(BIN)/python -m benchmarks --quick
+
+bench-tables: $(VENV)/.peers
+	$(BIN)/python -m benchmarks.tables
 
 clean:
 	rm -rf $(VENV) build dist

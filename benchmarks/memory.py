@@ -11,8 +11,10 @@ minus the resident size before it.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import gc
+import importlib
 import json
 import os
 import resource
@@ -106,6 +108,15 @@ def forked(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     return {"state": "fails", "message": f"process died with signal {os.WTERMSIG(code)}"}
 
 
+def prepare() -> None:
+    """Load what peers import at their first call, once for all children."""
+    one = torch.func.grad(lambda w, x: (w * x).sum())
+    torch.func.vmap(one, in_dims=(None, 0))(torch.ones(2), torch.ones(2, 2))
+    for module in ("opacus.grad_sample", "opacus.validators", "backpack.extensions"):
+        with contextlib.suppress(Exception):  # the peer's own row will say that it is missing
+            importlib.import_module(module)
+
+
 def limit() -> None:
     """Let an allocation beyond most of the free memory fail instead of the machine."""
     for line in Path("/proc/meminfo").read_text().splitlines():
@@ -118,6 +129,7 @@ def measure(name: str, peers: list[str], threads: int) -> dict[str, Any]:
     """Every peer and question of a model."""
     started = time.perf_counter()
     torch.set_num_threads(1)  # a pool of threads would not survive the forks
+    prepare()
     torch.manual_seed(0)
     case = MODELS[name]()
     found: dict[str, Any] = {}

@@ -11,10 +11,12 @@ from typing import Any
 
 import torch
 
+import persample
+
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
 WARM = {"MALLOC_TRIM_THRESHOLD_": "100000000000", "MALLOC_MMAP_THRESHOLD_": "100000000000"}
-PACKAGES = ("torch", "transformers", "opacus", "backpack-for-pytorch", "persample")
+PACKAGES = ("torch", "transformers", "opacus", "backpack-for-pytorch")
 
 
 def processor() -> str:
@@ -46,6 +48,7 @@ def environment(threads: int, heap: str) -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         **{package: version(package) for package in PACKAGES},
+        "persample": persample.__version__,
     }
 
 
