@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -53,7 +54,8 @@ def jobs_of(given: argparse.Namespace) -> Iterator[Job]:
         if part == "time":
             yield from (Job(part, model, heap) for heap in heaps for model in given.models)
         elif part == "memory":  # pages must go back to the system to be counted
-            yield from (Job(part, model, "default") for model in given.models)
+            models = given.models[:1] if given.quick else given.models
+            yield from (Job(part, model, "default") for model in models)
         elif part == "scaling":
             yield Job(part, "", "default")
         else:
@@ -113,7 +115,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--heap", choices=("warm", "default", "both"), default="warm")
     parser.add_argument("--rounds", type=int)
-    parser.add_argument("--seconds", type=float, help="for the rounds of one model, after three")
+    parser.add_argument("--seconds", type=float, help="for the rounds of one model, after two")
     parser.add_argument("--quick", action="store_true", help="few models, few rounds")
     parser.add_argument("--out", type=Path, help="directory of the results")
     given = parser.parse_args()
@@ -121,9 +123,15 @@ def parsed() -> argparse.Namespace:
     if unknown := set(given.models) - set(MODELS):
         parser.error(f"no model is called {', '.join(sorted(unknown))}; there are {list(MODELS)}")
     given.rounds = given.rounds or (3 if given.quick else 7)
-    given.seconds = given.seconds or (4.0 if given.quick else 40.0)
+    given.seconds = given.seconds or (3.0 if given.quick else 25.0)
     given.out = given.out or (ROOT / "build" / "bench-quick" if given.quick else RESULTS)
     return given
+
+
+def processor_seconds() -> float:
+    """Processor time of the children so far: more than a little below wall time means company."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def main() -> None:
@@ -132,7 +140,7 @@ def main() -> None:
     jobs = list(jobs_of(given))
     total, done, started = sum(job.weight for job in jobs), 0.0, time.monotonic()
     for index, job in enumerate(jobs, 1):
-        spent = time.monotonic() - started
+        spent, used = time.monotonic() - started, processor_seconds()
         left = f", about {spent / done * (total - done) / 60:.0f} min left" if done else ""
         print(f"[{index}/{len(jobs)}] {job.part} {job.model} ({job.heap} heap){left}", flush=True)
         found, key = run(job, given), regime(given.threads, job.heap)
@@ -140,6 +148,8 @@ def main() -> None:
         where = environment(given.threads, job.heap)
         save(given.out, "environment", FILES[job.part], key, where)
         done += job.weight
+        took, busy = time.monotonic() - started - spent, processor_seconds() - used
+        print(f"    took {took:.0f} s, {busy:.0f} s of processor time", flush=True)
     print(f"{(time.monotonic() - started) / 60:.1f} min; results in {given.out}", flush=True)
 
 

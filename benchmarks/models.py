@@ -11,4 +11,4 @@ ALL = [
     "mlp", "cnn", "resnet18", "vit", "gpt", "gpt_tied", "bert", "gpt2_small", "llama", "lstm",
     "text", "lora", "lora_checkpointed", "experts",
 ]  # fmt: skip
-QUICK = ["mlp", "cnn", "lstm", "text"]
+QUICK = ["cnn", "bert"]

@@ -4,8 +4,8 @@
 
 The cost of a use is the slope, over the number of layers, of a recorded step's time minus a plain
 step's, on layers so small that arithmetic does not count. The cost of a data operator is the same
-slope over the number of operators between two layers. Forward and backward together, no question,
-fastest of the rounds: a step of a millisecond is easily disturbed.
+slope over the number of operators between two layers. Forward and backward together, no question;
+processor time, fastest of the rounds: a step of a few milliseconds is easily disturbed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .pretrained import tiny_gpt2
 from .timing import clock
 
 COUNTS = [8, 16, 32, 64]
-ROUNDS = 15
+ROUNDS, SECONDS = 15, 20.0
 
 
 class Chain(nn.Module):
@@ -66,17 +66,26 @@ def chain(count: int) -> Case:
     return Chain(count), torch.randn(4, 8), torch.randn(4, 8), squares
 
 
-def interleaved(steps: dict[str, Callable[[], Any]], rounds: int, seconds: float = 20.0) -> Any:
+def busy(step: Callable[[], Any]) -> float:
+    """Processor seconds of one step: another program on the core does not count."""
+    start = time.process_time()
+    step()
+    return time.process_time() - start
+
+
+def interleaved(
+    steps: dict[str, Callable[[], Any]], rounds: int, measure: Callable[..., float] = clock
+) -> dict[str, list[float]]:
     """Seconds of every step, by rounds."""
     for step in steps.values():
         step()
     found: dict[str, list[float]] = {name: [] for name in steps}
     begun = time.perf_counter()
     for done in range(rounds):
-        if done >= 3 and (time.perf_counter() - begun) * (done + 1) / done > seconds:
+        if done >= 3 and (time.perf_counter() - begun) * (done + 1) / done > SECONDS:
             break
         for name, step in steps.items():
-            found[name].append(clock(step))
+            found[name].append(measure(step))
     return found
 
 
@@ -86,7 +95,7 @@ def slope(build: Callable[[int], Case], rounds: int) -> dict[str, Any]:
     for count in COUNTS:
         case = build(count)
         steps = {"plain": plain(case, 1.0)["step"], "recorded": lambda c=case: recorded(c)}
-        seconds = interleaved(steps, rounds)
+        seconds = interleaved(steps, rounds, busy)
         added.append((min(seconds["recorded"]) - min(seconds["plain"])) * 1e6)
     line = statistics.linear_regression(COUNTS, added)
     return {

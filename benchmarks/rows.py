@@ -63,6 +63,8 @@ def compared(model: Any, question: str, key: str, judged: Any) -> str:
     rivals = {name: cell for name, cell in rivals.items() if key in cell}
     if key not in own or not rivals:
         return "–"
+    if disturbed(model):
+        return "not claimed: the machine was disturbed"
     best = min(rivals, key=lambda name: rivals[name][key])
     share = own[key] / rivals[best][key]
     if overlap(own, rivals[best]):  # neither side may claim what the spread does not carry
@@ -70,6 +72,12 @@ def compared(model: Any, question: str, key: str, judged: Any) -> str:
     if share <= 1:
         return f"ahead of {best}, {figure(share)}"
     return f"within 3 % of {best}" if share <= 1.03 else f"behind {best}, {figure(share)}"
+
+
+def disturbed(model: Any) -> bool:
+    """Whether other work, or something unknown, decided over the times of a model."""
+    control = model.get("control", {}).get("median", 1.0)
+    return bool(model.get("processor share", 1.0) < 0.9 or abs(control - 1) > 0.05)
 
 
 def overlap(a: dict[str, Any], b: dict[str, Any]) -> bool:
@@ -92,8 +100,11 @@ def question(models: Models, asked: str, key: str, judged: Models | None = None)
         cells = [written(answer(model, p, asked), key, state(truth, p, asked)) for p in names]
         if "message" in model:
             plain = model["message"]
+        elif "control" in model:
+            cells = [written(model["control"], "median", ""), *cells]
         body.append([name, plain, *cells, compared(model, asked, key, truth)])
-    return table(["model", "plain", *names, "persample is"], body) if body else ""
+    again = ["plain again"] if any("control" in m for m in models.values()) else []
+    return table(["model", "plain", *again, *names, "persample is"], body) if body else ""
 
 
 def messages(models: Models) -> str:

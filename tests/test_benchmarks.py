@@ -34,6 +34,8 @@ def test_quick_run_of_one_model_and_two_peers(tmp_path: Path) -> None:
             assert cell["quartiles"][0] <= cell["median"] <= cell["quartiles"][1]
             if (peer, question) != ("persample", "grads"):
                 assert "ratio" in size["peers"][peer][question]
+    assert time["control"]["median"] > 0
+    assert 0 < time["processor share"] <= 1.05
     assert (tmp_path / "environment.json").exists()
     made = tables.makers(tmp_path)
     assert "| tiny |" in made["time-norms"]()
@@ -125,6 +127,13 @@ def _cell(median: float, spread: float = 0.01) -> dict[str, Any]:
 def test_verdicts(own: dict[str, Any], rival: dict[str, Any], verdict: str) -> None:
     model = {"plain_ms": 1.0, "peers": {"persample": {"norms": own}, "loop": {"norms": rival}}}
     assert rows.compared(model, "norms", "median", model) == verdict
+
+
+@pytest.mark.parametrize("sign", [{"processor share": 0.5}, {"control": {"median": 1.2}}])
+def test_a_disturbed_machine_claims_nothing(sign: dict[str, Any]) -> None:
+    cells = {"persample": {"norms": _cell(1.0)}, "loop": {"norms": _cell(2.0)}}
+    model = {"plain_ms": 1.0, "peers": cells, **sign}
+    assert "not claimed" in rows.compared(model, "norms", "median", model)
 
 
 @pytest.mark.parametrize("page", tables.PAGES)
