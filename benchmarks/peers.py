@@ -15,6 +15,7 @@ import persample
 from .answers import Grads, coefficients, rows_clipped, rows_norms, trained
 from .case import Case
 from .language import LanguageModel
+from .pretrained import Logits
 from .vision import BatchedVisionTransformer, VisionTransformer
 
 Steps = dict[str, Callable[[], Any]]
@@ -62,7 +63,7 @@ def twin(net: nn.Module) -> Twin:
     """A copy that looks tokens and positions up once per sample, in embeddings."""
     shapes = {name: p.shape for name, p in net.named_parameters()}
     net = copy.deepcopy(net)
-    if isinstance(net, LanguageModel):
+    if isinstance(net, (LanguageModel, Logits)):
         net.batched = True
     if isinstance(net, VisionTransformer):
         names = {"token.weight": "token", "positions.weight": "positions"}

@@ -23,7 +23,12 @@ def tiny_gpt2(n: int = 8, t: int = 32) -> Case:
 
 
 class Logits(nn.Module):
-    """A Hugging Face model that returns its logits."""
+    """A Hugging Face model that returns its logits.
+
+    ``batched`` gives every sample its own position ids, as libraries that see modules only need it.
+    """
+
+    batched = False
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -31,7 +36,10 @@ class Logits(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits only."""
-        out: Any = self.inner(input_ids=x)
+        given: dict[str, Tensor] = {}
+        if self.batched:
+            given["position_ids"] = torch.arange(x.shape[1]).repeat(len(x), 1)
+        out: Any = self.inner(input_ids=x, **given)
         return out.logits
 
 

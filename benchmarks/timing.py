@@ -119,9 +119,12 @@ def cells_of(
         steps, problem = built(case, name, referee.bound)
         if problem:
             broken[name] = {"all": {"state": "fails", "message": problem}}
-        mine = [Cell(name, question, step) for question, step in steps.items()]
-        for cell in mine:
-            judged(cell, case, referee)
+        mine = []
+        for question in list(steps):
+            mine.append(Cell(name, question, steps[question]))
+            judged(mine[-1], case, referee)
+            if not mine[-1].timed:  # what a failed step left must not reach the next question
+                steps = built(case, name, referee.bound)[0]
             gc.collect()
         states = [f"{c.question} {c.found.get('state', 'not judged')}" for c in mine]
         report(f"{name}: {', '.join(states) or problem}", started)

@@ -17,7 +17,7 @@ from benchmarks.answers import Referee, drawn
 from benchmarks.models import MODELS
 from benchmarks.peers import PEERS
 from benchmarks.results import RESULTS, ROOT
-from benchmarks.timing import Cell, judged
+from benchmarks.timing import Cell, cells_of, judged
 
 
 def test_quick_run_of_one_model_and_two_peers(tmp_path: Path) -> None:
@@ -141,3 +141,22 @@ def test_pages_are_what_the_results_give(page: str) -> None:
     text = (ROOT / page).read_text()
     assert "<!-- bench:" in text
     assert tables.filled(text, tables.makers(RESULTS)) == text
+
+
+def test_a_failed_step_does_not_reach_the_next_question(monkeypatch: Any, tmp_path: Path) -> None:
+    def build(case: Any, bound: float) -> Any:
+        broken: list[int] = []
+
+        def fail() -> None:
+            broken.append(1)
+            raise RuntimeError("first")
+
+        def norms() -> Any:
+            return Referee(case).norms / (0 if broken else 1)
+
+        return {"grads": fail, "norms": norms}
+
+    monkeypatch.setitem(PEERS, "planted", build)
+    case, referee, _ = drawn(MODELS["tiny"])
+    cells, _ = cells_of(case, referee, ["planted"], tmp_path / "current", 0.0)
+    assert [cell.found["state"] for cell in cells] == ["fails", "right"]
