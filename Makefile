@@ -2,7 +2,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-browser lint types ops fuzz zoo bench suspects works gpu-check clean
+.PHONY: demo test test-browser lint types ops fuzz zoo bench bench-quick bench-tables suspects works \
+	gpu-check clean
 BROWSER := build/browser
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -43,11 +44,24 @@ fuzz: $(VENV)/.installed
 zoo: $(VENV)/.installed
 	$(BIN)/python -m tests.zoo
 
-bench: $(VENV)/.installed
-	MALLOC_TRIM_THRESHOLD_=100000000000 MALLOC_MMAP_THRESHOLD_=100000000000 \
-		$(BIN)/python -m benchmarks --out benchmarks/results/ratios.json
+# Peers without their dependencies: none of them may replace torch.
+$(VENV)/.peers: $(VENV)/.installed
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench]"
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps \
+		opacus backpack-for-pytorch unfoldNd
+	touch $@
+
+bench: $(VENV)/.peers
+	$(BIN)/python -m benchmarks
 	MALLOC_TRIM_THRESHOLD_=100000000000 MALLOC_MMAP_THRESHOLD_=100000000000 \
 		$(BIN)/python -m benchmarks.expanded_weights --out benchmarks/results/expanded_weights.json
+	$(BIN)/python -m benchmarks.tables
+
+bench-quick: $(VENV)/.peers
+	$(BIN)/python -m benchmarks --quick
+
+bench-tables: $(VENV)/.peers
+	$(BIN)/python -m benchmarks.tables
 
 works: $(VENV)/.installed
 	$(BIN)/python -m tests.works

@@ -1,10 +1,10 @@
-"""Time every question of every model as a ratio to a plain step, interleaved.
+"""Measure persample and its peers: time, memory, growth, overhead.
 
-    python -m benchmarks [models ...] [--rounds 7] [--threads 1] [--device cpu] [--out FILE.json]
+    python -m benchmarks [models ...] [--parts time memory scaling overhead] [--peers ...]
+                         [--threads 1] [--heap warm|default|both] [--rounds 7] [--quick]
 
-Each round runs the plain step and every question once, in turn; a question's figure is the median
-over rounds of its time divided by the plain step's time in the same round. The heap is kept warm
-(``make bench`` sets glibc's thresholds), so that fresh pages do not decide.
+Results go to benchmarks/results (``--quick``: to build/bench-quick), one entry per model, so that a
+part of them can be measured again; ``python -m benchmarks.tables`` makes tables and plots of them.
 """
 
 from __future__ import annotations
@@ -12,131 +12,145 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
-import statistics
+import resource
+import subprocess
+import sys
+import tempfile
 import time
-import warnings
-from collections.abc import Callable
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
+from . import libraries as libraries
+from .models import ALL, MODELS, QUICK
+from .peers import PEERS
+from .results import RESULTS, ROOT, WARM, environment, regime, save
 
-import persample
-
-from .models import MODELS
-
-DEFAULT = ["mlp", "cnn", "resnet18", "vit", "gpt", "gpt_tied", "bert", "lstm", "text"]
-
-
-def questions(name: str) -> dict[str, Callable[[], Any]]:
-    """The plain step and what is asked of persample, as functions without arguments."""
-    torch.manual_seed(0)
-    model, x, y, loss = MODELS[name]()
-    buffers: dict[str, Any] = {}
-
-    def plain() -> None:
-        loss(model(x), y).sum().backward()
-        for parameter in model.parameters():
-            parameter.grad = None
-
-    def tape(**options: Any) -> persample.Tape:
-        with persample.record(model, **options) as made:
-            made.backward(loss(model(x), y))
-        return made
-
-    def grads() -> None:
-        buffers.update(tape().grads(out=buffers or None))
-
-    def three() -> None:
-        made = tape()
-        made.norms()
-        made.clipped_sum(1.0)
-        made.project(64, seed=0)
-
-    steps: dict[str, Callable[[], Any]] = {
-        "plain": plain,
-        "norms": lambda: tape().norms(),
-        "clipped sum": lambda: tape().clipped_sum(1.0),
-        "clipped sum, lean": lambda: tape(lean=True).clipped_sum(1.0),
-        "three questions": three,
-    }
-    if name != "gpt2_small":
-        steps["grads, reused"] = grads
-    return steps
+PARTS = ("time", "memory", "scaling", "overhead")
+FILES = {"time": "peers", "memory": "memory", "scaling": "scaling", "overhead": "overhead"}
+WEIGHTS = {"scaling": 3.0, "overhead": 1.0, "time": 1.0, "memory": 1.0}  # relative, for the ETA
+HEAVY = {"gpt2_small": 4.0, "resnet18": 2.0, "vit": 1.5, "text": 1.5}
 
 
-def measure(name: str, rounds: int) -> dict[str, Any]:
-    """Medians and quartiles of the ratios, and the plain step's milliseconds."""
-    steps = questions(name)
-    for step in steps.values():
-        step()
-    times: dict[str, list[float]] = {key: [] for key in steps}
-    for _ in range(rounds):
-        for key, step in steps.items():
-            finish()
-            start = time.perf_counter()
-            step()
-            finish()
-            times[key].append(time.perf_counter() - start)
-    ratios = {
-        key: [a / b for a, b in zip(values, times["plain"], strict=True)]
-        for key, values in times.items()
-        if key != "plain"
-    }
-    return {
-        "plain_ms": statistics.median(times["plain"]) * 1e3,
-        "rounds": rounds,
-        "ratio": {key: statistics.median(r) for key, r in ratios.items()},
-        "spread": {key: [min(r), max(r)] for key, r in ratios.items()},
-    }
+@dataclass(frozen=True)
+class Job:
+    """One child process: a part, of a model where it has one, under one allocator."""
+
+    part: str
+    model: str
+    heap: str
+
+    @property
+    def weight(self) -> float:
+        """How long it takes, roughly and relatively."""
+        return WEIGHTS[self.part] * HEAVY.get(self.model, 1.0)
 
 
-def _device() -> str:
-    if torch.get_default_device().type == "cuda":
-        return torch.cuda.get_device_name()
-    return str(torch.get_default_device())
+def jobs_of(given: argparse.Namespace) -> Iterator[Job]:
+    """What was asked for, in the order of measuring."""
+    heaps = ("warm", "default") if given.heap == "both" else (given.heap,)
+    for part in given.parts:
+        if part == "time":
+            yield from (Job(part, model, heap) for heap in heaps for model in given.models)
+        elif part == "memory":  # pages must go back to the system to be counted
+            models = given.models[:1] if given.quick else given.models
+            yield from (Job(part, model, "default") for model in models)
+        elif part == "scaling":
+            yield Job(part, "", "default")
+        else:
+            yield Job(part, "", heaps[0])
 
 
-def finish() -> None:
-    """Wait for the device."""
-    if torch.get_default_device().type == "cuda":
-        torch.cuda.synchronize()
+def arguments(job: Job, given: argparse.Namespace, peers: list[str], result: Path) -> list[str]:
+    """The child's command."""
+    module = {"time": "timing"}.get(job.part, job.part)
+    command = [sys.executable, "-m", f"benchmarks.{module}"]
+    command += [job.model, str(result)] if job.model else [str(result)]
+    command += ["--threads", str(given.threads)]
+    if job.part in ("time", "memory"):
+        command += ["--peers", *peers]
+    if job.part == "time":
+        command += ["--rounds", str(given.rounds), "--seconds", str(given.seconds)]
+    if given.quick and not job.model:
+        command.append("--quick")
+    return command
 
 
-def environment() -> dict[str, Any]:
-    """What the numbers were measured on."""
-    return {
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "threads": torch.get_num_threads(),
-        "device": _device(),
-        "cores": os.cpu_count(),
-        "heap kept warm": "MALLOC_TRIM_THRESHOLD_" in os.environ,
-    }
+def run(job: Job, given: argparse.Namespace) -> dict[str, Any]:
+    """The result of a job. A peer that kills the process is left out of a second try, and named."""
+    variables = {k: v for k, v in os.environ.items() if k not in WARM}
+    variables |= WARM if job.heap == "warm" else {}
+    variables |= {"OMP_NUM_THREADS": str(given.threads)}
+    peers, dead = list(given.peers), {}
+    with tempfile.TemporaryDirectory() as directory:
+        result = Path(directory) / "result.json"
+        while True:
+            command = arguments(job, given, peers, result)
+            code = subprocess.run(command, env=variables, cwd=ROOT, check=False).returncode
+            current = result.with_suffix(".current")
+            if code == 0:
+                found: dict[str, Any] = json.loads(result.read_text())
+                if dead:
+                    found["peers"] |= dead
+                return found
+            if not current.exists():
+                return {"message": f"the process ended with code {code}"}
+            culprit = current.read_text()
+            text = f"the process ended with code {code}"
+            dead[culprit] = {"all": {"state": "fails", "message": text}}
+            peers = [name for name in peers if name != culprit]
+
+
+def parsed() -> argparse.Namespace:
+    """Command line, with quick mode's choices filled in."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("models", nargs="*", metavar="model", help=", ".join(MODELS))
+    parser.add_argument("--peers", nargs="+", choices=list(PEERS), default=list(PEERS))
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--heap", choices=("warm", "default", "both"), default="warm")
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--seconds", type=float, help="for the rounds of one model, after two")
+    parser.add_argument("--quick", action="store_true", help="few models, few rounds")
+    parser.add_argument("--out", type=Path, help="directory of the results")
+    given = parser.parse_args()
+    given.models = given.models or (QUICK if given.quick else ALL)
+    if unknown := set(given.models) - set(MODELS):
+        parser.error(f"no model is called {', '.join(sorted(unknown))}; there are {list(MODELS)}")
+    given.rounds = given.rounds or (3 if given.quick else 7)
+    given.seconds = given.seconds or (3.0 if given.quick else 25.0)
+    given.out = given.out or (ROOT / "build" / "bench-quick" if given.quick else RESULTS)
+    return given
+
+
+def processor_seconds() -> float:
+    """Processor time of the children so far: more than a little below wall time means company."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def main() -> None:
-    """Measure and write."""
-    warnings.simplefilter("ignore")
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("models", nargs="*", default=DEFAULT)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    torch.set_default_device(given.device)
-    found = {"environment": environment(), "models": {}}
-    for name in given.models:
-        found["models"][name] = result = measure(name, given.rounds)
-        line = "  ".join(f"{key} {value:.2f}" for key, value in result["ratio"].items())
-        print(f"{name:10s} plain {result['plain_ms']:7.1f} ms | {line}", flush=True)
-        if given.out is not None:
-            given.out.parent.mkdir(parents=True, exist_ok=True)
-            given.out.write_text(json.dumps(found, indent=1) + "\n")
+    """Run every job and save what it found."""
+    given = parsed()
+    jobs = list(jobs_of(given))
+    total, done, started = sum(job.weight for job in jobs), 0.0, time.monotonic()
+    for index, job in enumerate(jobs, 1):
+        spent, used = time.monotonic() - started, processor_seconds()
+        left = f", about {spent / done * (total - done) / 60:.0f} min left" if done else ""
+        print(f"[{index}/{len(jobs)}] {job.part} {job.model} ({job.heap} heap){left}", flush=True)
+        found, key = run(job, given), regime(given.threads, job.heap)
+        save(given.out, FILES[job.part], key, job.model or "all", found)
+        where = environment(given.threads, job.heap)
+        save(given.out, "environment", FILES[job.part], key, where)
+        done += job.weight
+        took, busy = time.monotonic() - started - spent, processor_seconds() - used
+        print(f"    took {took:.0f} s, {busy:.0f} s of processor time", flush=True)
+    print(f"{(time.monotonic() - started) / 60:.1f} min; results in {given.out}", flush=True)
 
 
 if __name__ == "__main__":

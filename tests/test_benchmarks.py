@@ -1,0 +1,162 @@
+"""The benchmark measures, judges and reports; its pages are what its results give."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import rows, tables
+from benchmarks.answers import Referee, drawn
+from benchmarks.models import MODELS
+from benchmarks.peers import PEERS
+from benchmarks.results import RESULTS, ROOT
+from benchmarks.timing import Cell, cells_of, judged
+
+
+def test_quick_run_of_one_model_and_two_peers(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks", "tiny", "--quick", "--out", str(tmp_path)]
+    command += ["--parts", "time", "memory", "--peers", "persample", "loop"]
+    variables = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    subprocess.run(command, cwd=ROOT, env=variables, check=True, capture_output=True)
+    time = json.loads((tmp_path / "peers.json").read_text())["warm heap, 1 thread"]["tiny"]
+    size = json.loads((tmp_path / "memory.json").read_text())["default heap, 1 thread"]["tiny"]
+    for peer in ("persample", "loop"):
+        for question in ("grads", "norms", "clipped sum"):
+            cell = time["peers"][peer][question]
+            assert cell["state"] == "right"
+            assert cell["quartiles"][0] <= cell["median"] <= cell["quartiles"][1]
+            if (peer, question) != ("persample", "grads"):
+                assert "ratio" in size["peers"][peer][question]
+    assert time["control"]["median"] > 0
+    assert 0 < time["processor share"] <= 1.05
+    assert (tmp_path / "environment.json").exists()
+    made = tables.makers(tmp_path)
+    assert "| tiny |" in made["time-norms"]()
+    assert "| tiny |" in made["short"]()
+
+
+@pytest.mark.filterwarnings("ignore")  # what peers warn of is theirs
+@pytest.mark.parametrize("name", list(PEERS))
+def test_every_peer_is_right_on_a_tiny_model(name: str) -> None:
+    needs = {"Opacus hooks": "opacus", "Opacus ghost": "opacus", "BackPACK": "backpack"}
+    if name in needs:
+        pytest.importorskip(needs[name])
+    case, referee, _ = drawn(MODELS["tiny"])
+    for question, step in PEERS[name](case, referee.bound).items():
+        cell = Cell(name, question, step)
+        judged(cell, case, referee)
+        assert cell.found.get("state", "right") == "right", cell.found
+
+
+def _wrong(scale: float) -> Any:
+    """A peer that scales one sample's gradient."""
+
+    def build(case: Any, bound: float) -> Any:
+        def grads() -> Any:
+            found = {k: g.clone() for k, g in Referee(case, bound).grads.items()}
+            for rows_ in found.values():
+                rows_[0] *= scale
+            return found
+
+        return {"grads": grads}
+
+    return build
+
+
+@pytest.mark.parametrize(("scale", "state"), [(1.0, "right"), (1.01, "wrong"), (2.0, "wrong")])
+def test_a_wrong_peer_is_found(monkeypatch: Any, scale: float, state: str) -> None:
+    monkeypatch.setitem(PEERS, "planted", _wrong(scale))
+    case, referee, _ = drawn(MODELS["tiny"])
+    cell = Cell("planted", "grads", PEERS["planted"](case, referee.bound)["grads"])
+    judged(cell, case, referee)
+    assert cell.found["state"] == state
+
+
+def test_a_failing_peer_keeps_its_message() -> None:
+    case, referee, _ = drawn(MODELS["tiny"])
+
+    def fail() -> None:
+        raise NotImplementedError("no rule for this layer\nsecond line")
+
+    cell = Cell("planted", "norms", fail)
+    judged(cell, case, referee)
+    assert cell.found["message"] == "NotImplementedError: no rule for this layer"
+    model = {"plain_ms": 1.0, "peers": {"loop": {"norms": cell.found}}}
+    assert "fails" in rows.question({"m": model}, "norms", "median")
+    assert "no rule for this layer" in rows.messages({"m": model})
+
+
+def test_data_at_a_kink_are_drawn_again() -> None:
+    seeds = []
+
+    def build() -> Any:
+        seeds.append(torch.initial_seed())
+        net, x, y, loss = MODELS["tiny"]()
+        if len(seeds) > 1:
+            return net, x, y, loss
+        return net, x, y, lambda out, y: loss(out, y) * (1 + 0.01 * (len(out) > 1))
+
+    _, _, seed = drawn(build)
+    assert seed == 1
+    assert seeds == [0, 1]
+
+
+def _cell(median: float, spread: float = 0.01) -> dict[str, Any]:
+    quartiles = [median - spread, median + spread]
+    return {"state": "right", "median": median, "quartiles": quartiles}
+
+
+@pytest.mark.parametrize(
+    ("own", "rival", "verdict"),
+    [
+        (_cell(1.0), _cell(2.0), "ahead of loop, 0.50"),
+        (_cell(2.0), _cell(1.0), "behind loop, 2.00"),
+        (_cell(1.02, 0.001), _cell(1.0, 0.001), "within 3 % of loop"),
+        (_cell(1.0, 0.3), _cell(1.2, 0.3), "level with loop within noise"),
+        (_cell(1.2, 0.3), _cell(1.0, 0.3), "level with loop within noise"),
+        (_cell(2.0), {**_cell(1.0), "state": "wrong"}, "–"),
+    ],
+)
+def test_verdicts(own: dict[str, Any], rival: dict[str, Any], verdict: str) -> None:
+    model = {"plain_ms": 1.0, "peers": {"persample": {"norms": own}, "loop": {"norms": rival}}}
+    assert rows.compared(model, "norms", "median", model) == verdict
+
+
+@pytest.mark.parametrize("sign", [{"processor share": 0.5}, {"control": {"median": 1.2}}])
+def test_a_disturbed_machine_claims_nothing(sign: dict[str, Any]) -> None:
+    cells = {"persample": {"norms": _cell(1.0)}, "loop": {"norms": _cell(2.0)}}
+    model = {"plain_ms": 1.0, "peers": cells, **sign}
+    assert "not claimed" in rows.compared(model, "norms", "median", model)
+
+
+@pytest.mark.parametrize("page", tables.PAGES)
+def test_pages_are_what_the_results_give(page: str) -> None:
+    text = (ROOT / page).read_text()
+    assert "<!-- bench:" in text
+    assert tables.filled(text, tables.makers(RESULTS)) == text
+
+
+def test_a_failed_step_does_not_reach_the_next_question(monkeypatch: Any, tmp_path: Path) -> None:
+    def build(case: Any, bound: float) -> Any:
+        broken: list[int] = []
+
+        def fail() -> None:
+            broken.append(1)
+            raise RuntimeError("first")
+
+        def norms() -> Any:
+            return Referee(case).norms / (0 if broken else 1)
+
+        return {"grads": fail, "norms": norms}
+
+    monkeypatch.setitem(PEERS, "planted", build)
+    case, referee, _ = drawn(MODELS["tiny"])
+    cells, _ = cells_of(case, referee, ["planted"], tmp_path / "current", 0.0)
+    assert [cell.found["state"] for cell in cells] == ["fails", "right"]
