@@ -1,6 +1,6 @@
 """Time every question on any device, as a ratio to a plain step, interleaved.
 
-    python -m benchmarks.device [models ...] [--rounds 7] [--threads 1] [--device cpu] [--out FILE.json]
+    python -m benchmarks.device [models ...] [--rounds 7] [--threads 1] [--device cpu] [--out FILE]
 
 Each round runs the plain step and every question once, in turn; a question's figure is the median
 over rounds of its time divided by the plain step's time in the same round. The heap is kept warm
