@@ -228,11 +228,11 @@ def cancelling_tokens() -> tuple[nn.Module, Tensor, Tensor]:
 @pytest.mark.parametrize("lean", [False, True])
 @pytest.mark.parametrize("make", [cancelling_images, cancelling_tokens])
 def test_rounding_of_the_sum_counts(make: Any, lean: bool) -> None:
-    torch.manual_seed(0)
-    layer, x, g = make()
-    for share in (0.7, 0.3, 0.11, 0.013):
+    for seed in range(8):
+        torch.manual_seed(seed)
+        layer, x, g = make()
         with persample.record(layer, lean=lean) as tape:
             tape.backward((layer(x) * g).flatten(1).sum(1))
-        bound = share * float(tape.norms())
+        bound = 0.3 * float(tape.norms())
         found = tape.clipped_sum(bound)["weight"].double().norm()
         assert float(found) <= bound * (1 + 1e-6)
