@@ -204,3 +204,35 @@ def test_bad_arguments_of_other_questions() -> None:
     with pytest.raises(persample.UsageError, match="out"):
         tape.grads(out={})
     tape.norms()
+
+
+def cancelling_images() -> tuple[nn.Module, Tensor, Tensor]:
+    """Nearly constant images, and output gradients that cancel over their positions."""
+    images = 1e4 + 1e-3 * torch.randn(1, 16, 8, 8)
+    half = torch.randn(1, 32, 3, 6)
+    return nn.Conv2d(16, 32, 3, bias=False), images, torch.cat([half, -half], 2)
+
+
+def cancelling_tokens() -> tuple[nn.Module, Tensor, Tensor]:
+    """Every token occurs often, with gradients that cancel."""
+    tokens, half = torch.randint(3, (1, 32)), 1e5 * torch.randn(1, 32, 8)
+    other = 1e-3 * torch.randn(1, 32, 8) - half
+    order = torch.randperm(64)
+    return (
+        nn.Embedding(300, 8),
+        tokens.repeat(1, 2)[:, order],
+        torch.cat([half, other], 1)[:, order],
+    )
+
+
+@pytest.mark.parametrize("lean", [False, True])
+@pytest.mark.parametrize("make", [cancelling_images, cancelling_tokens])
+def test_rounding_of_the_sum_counts(make: Any, lean: bool) -> None:
+    for seed in range(8):
+        torch.manual_seed(seed)
+        layer, x, g = make()
+        with persample.record(layer, lean=lean) as tape:
+            tape.backward((layer(x) * g).flatten(1).sum(1))
+        bound = 0.3 * float(tape.norms())
+        found = tape.clipped_sum(bound)["weight"].double().norm()
+        assert float(found) <= bound * (1 + 1e-6)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import persample
@@ -240,6 +241,58 @@ def test_freezing_between_steps() -> None:
     with persample.record(model) as tape:
         tape.backward(loss(model, X))
     assert len(tape.grads()) == 4
+
+
+def test_freezing_inside_the_block() -> None:
+    class Frozen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.b.requires_grad_(False)
+            out = self.b(self.a(x)).tanh()
+            self.b.requires_grad_(True)
+            return self.b(out.detach()) + self.a(out)
+
+    model, x = Frozen().double(), torch.randn(4, 5, 3, dtype=torch.float64)
+
+    def losses(model: nn.Module, x: Tensor) -> Tensor:
+        return model(x).square().sum((1, 2))
+
+    expected = oracle(model, losses, x)
+    with persample.record(model) as tape:
+        tape.backward(losses(model, x))
+    assert relative_error(tape.grads(), expected) < 1e-12
+
+
+@pytest.mark.parametrize("lean", [False, True])
+def test_ids_overwritten_before_backward(lean: bool) -> None:
+    table, ids = nn.Embedding(7, 3), torch.arange(4).view(4, 1).repeat(1, 5)
+    x = torch.randn(4, 5, 3)
+    with persample.record(table, lean=lean) as tape:
+        tape.mark(x)
+        losses = (x * F.embedding(ids, table.weight)).sum((1, 2))
+        ids.fill_(6)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            tape.backward(losses)
+            tape.grads()
+
+
+@pytest.mark.parametrize("how", ["data", "inference"])
+def test_buffers_of_embeddings(how: str) -> None:
+    table = nn.Embedding(20, 3).double()
+    buffers = None
+    with torch.inference_mode(how == "inference"):
+        buffers = {"weight": torch.ones(4, 20, 3, dtype=torch.float64)}
+    for _ in range(3):
+        ids = torch.randint(20, (4, 2))
+        with persample.record(table) as tape:
+            tape.backward(table(ids).square().sum((1, 2)))
+        with torch.inference_mode(how == "inference"):
+            assert torch.equal(tape.grads(out=buffers)["weight"], tape.grads()["weight"])
+        if how == "data":
+            buffers["weight"].data = torch.ones(4, 20, 3, dtype=torch.float64)
 
 
 def test_selected_parameters_only() -> None:

@@ -18,7 +18,8 @@ def operand_of(recorder: Recorder, position: int, value: Tensor) -> Operand:
     """A parameter argument at a position among a call's leaves."""
     slot = recorder.parameters.slots.get(id(value))
     if slot is not None:
-        return Operand(position, value.detach(), slot.name, None, version(value))
+        name = slot.name if value.requires_grad else None
+        return Operand(position, value.detach(), name, None, version(value))
     edge, state = None, recorder.look(value)
     if isinstance(state, Derived) and state.selected:
         edge = torch.autograd.graph.get_gradient_edge(value)

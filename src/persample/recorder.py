@@ -173,8 +173,8 @@ class Recorder:
                 self.custom.adopt(tensor, mark)
             return mark.state
         slot = self.parameters.slots.get(id(tensor))
-        if slot is not None:
-            return SELECTED if slot.name is not None else EXCLUDED
+        if slot is not None:  # frozen inside the block: this use is none of the parameter's
+            return SELECTED if slot.name is not None and tensor.requires_grad else EXCLUDED
         if self.busy and torch.is_grad_enabled():  # a recomputation: its inputs may be copies
             twin = self.marks.twin(tensor)
             if twin is not None:

@@ -13,8 +13,8 @@ from .form import Form, real, wide
 from .outer import Outer
 from .sketch import Sketch
 
-# The rows that were written to a user's buffer, and the buffer's version then.
-_WRITTEN: MutableMapping[Tensor, tuple[Tensor, int]] = WeakTensorKeyDictionary()
+# The rows that were written to a user's buffer, and the buffer's version and memory then.
+_WRITTEN: MutableMapping[Tensor, tuple[Tensor, int, int]] = WeakTensorKeyDictionary()
 
 
 class Rows(Form):
@@ -66,17 +66,17 @@ class Rows(Form):
 
     def write(self, out: Tensor) -> Tensor:
         """Cleared, then added into; a buffer of ours is cleared only where we wrote."""
-        if out.dtype != self.dtype or not out.is_contiguous():
-            return super().write(out)
+        if out.dtype != self.dtype or not out.is_contiguous() or out.is_inference():
+            return super().write(out)  # inference tensors count no versions
         v, d = self.shape
         target, keys = out.view(self.n * v, d), self.sample * v + self.index
         before = _WRITTEN.get(out)
-        if before is not None and before[1] == out._version:
+        if before is not None and before[1:] == (out._version, out.data_ptr()):
             target.index_fill_(0, before[0], 0)
         else:
             target.zero_()
         target.index_add_(0, keys, self.values)
-        _WRITTEN[out] = (keys, out._version)
+        _WRITTEN[out] = (keys, out._version, out.data_ptr())
         return out
 
     def _copies(self) -> int:
@@ -106,6 +106,30 @@ class Rows(Form):
         sample, _, total = self.segments()
         out = total.new_zeros(self.n, dtype=real(self.dtype))
         return out.index_add_(0, sample, total.square().sum(1))
+
+    def sq_bounds(self) -> Tensor:
+        """The norms plus what rounding can have hidden."""
+        return self.measured()[1]
+
+    def measured(self) -> tuple[Tensor, Tensor]:
+        """Rows of one index may cancel: sums of them are off by some units of their sizes."""
+        if self.dtype in (torch.float64, torch.complex128, torch.complex64):
+            found = self.sq_norms()
+            return found, found
+        if self.n > 1 and self._copies() > scratch():
+            runs = spans(self.n, self._copies() // self.n)
+            parts = [self.narrowed(*run).measured() for run in runs]
+            return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
+        v, dtype = self.shape[0], wide(self.dtype)
+        keys, where = torch.unique(self.sample * v + self.index, return_inverse=True)
+        values = self.values.to(dtype)
+        total = values.new_zeros(keys.numel(), values.shape[1]).index_add_(0, where, values)
+        sizes = values.new_zeros(keys.numel())
+        sizes.index_add_(0, where, torch.linalg.vector_norm(values, dim=1))
+        both = torch.stack([total.square().sum(1), sizes.square()], 1)
+        each = both.new_zeros(self.n, 2).index_add_(0, keys // v, both)
+        rounding = 16 * torch.finfo(dtype).eps * each[:, 1].sqrt()
+        return each[:, 0], (each[:, 0].sqrt() + rounding).square()
 
     def weighted_sum(self, c: Tensor) -> Tensor:
         """One index_add."""

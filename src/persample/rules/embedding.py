@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..forms import Dense, Rows
 from ..layout import Layout
+from ..marks import version
 from ..use import Firing, Lookup, Operand, Use
 from .rows import Unsuited, row_ids
 from .table import Forms, OfTable, rule
@@ -37,6 +38,8 @@ def looked_up(grad: Tensor, layout: Layout, operand: Operand, n: int) -> OfTable
     """Rows of a table, chosen by constants, that meet each sample in places of its own."""
     lookup = operand.lookup
     if lookup is None or operand.value.shape != grad.shape:
+        raise Unsuited
+    if version(lookup.index) != lookup.version:  # autograd says what was overwritten
         raise Unsuited
     sample = row_ids(grad, layout, n, grad.dim() - 1)
     values = grad.reshape(-1, grad.shape[-1])
