@@ -236,3 +236,23 @@ def test_rounding_of_the_sum_counts(make: Any, lean: bool) -> None:
         bound = 0.3 * float(tape.norms())
         found = tape.clipped_sum(bound)["weight"].double().norm()
         assert float(found) <= bound * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e2, 1e5])
+@pytest.mark.parametrize("lean", [False, True])
+def test_a_tied_table_that_cancels_keeps_the_bound(scale: float, lean: bool) -> None:
+    def f(s: Any, x: Tensor) -> Tensor:
+        return F.linear(s.e(x).tanh() * scale, s.e.weight)
+
+    for seed in range(4):
+        torch.manual_seed(seed)
+        model = Fn(f, e=torch.nn.Embedding(20, 8))
+        x = torch.randint(3, (4, 1)).expand(4, 6)
+        weights = torch.randn(4, 6, 20)
+        weights = weights - weights.mean(1, keepdim=True)  # positions cancel
+        with persample.record(model, lean=lean) as tape:
+            tape.backward((model(x) * weights).sum((1, 2)), retain_graph=True)
+        for i in range(4):
+            alone = torch.arange(4) == i
+            found = tape.clipped_sum(1e-3, rule=lambda norms, c: torch.where(alone, c / norms, 0))
+            assert float(found["e.weight"].double().norm()) <= 1e-3 * (1 + 1e-6)

@@ -77,7 +77,8 @@ class Tape(Products, Moments):
         Row i of each tensor belongs to sample i: the gradient of its loss (the sum of its losses,
         if it has several). Rows are fresh, contiguous tensors of the
         parameter's dtype and device; a parameter that had no influence has zeros. ``out`` takes
-        the dictionary of an earlier step and writes into its tensors instead.
+        the dictionary of an earlier step and writes into its tensors instead; an embedding's buffer
+        is then cleared only where the earlier step wrote, unless torch saw it written to since.
 
         >>> import torch, persample
         >>> model = torch.nn.Linear(3, 2)
@@ -106,7 +107,12 @@ class Tape(Products, Moments):
             return {name: found[name] for name in names}
 
     def norms(self, *, params: Params = None) -> Tensor:
-        """‖gᵢ‖ over all parameters: (n,). Never materialised."""
+        """‖gᵢ‖ over all parameters: (n,). Never materialised.
+
+        In float32 they are as good as float32 allows where positions do not cancel; where almost
+        all of a gradient cancels, digits are lost. Clipping does not rely on them: it uses
+        certified bounds.
+        """
         with self._asking():
             return self._sq_norms(params).sqrt_()
 

@@ -145,6 +145,10 @@ class Form:
         """Numbers that ‖gᵢ‖² certainly does not exceed, tight up to rounding."""
         return self.sq_norms()
 
+    def rounding(self) -> Tensor:
+        """How far :meth:`certain_sum` of one sample may be from what its norm was taken of."""
+        return torch.zeros(self.n, dtype=real(self.dtype), device=self.device)
+
     def measured(self) -> tuple[Tensor, Tensor]:
         """Squared norms and their bounds, for those who need both."""
         found = self.sq_bounds()

@@ -178,6 +178,14 @@ class Outer(Form):
         """
         return self.measured()[1]
 
+    def rounding(self) -> Tensor:
+        """Some units of the sizes of all positions' terms, which may cancel."""
+        if self.t <= 1 or self.dtype == torch.float64 or self.dtype.is_complex:
+            return super().rounding()
+        left, right = (torch.linalg.vector_norm(f, dim=3) for f in self._wide(0, self.n))
+        energy: Tensor = (left * right).square_().sum((1, 2))
+        return rounded(energy, self.t)
+
     def measured(self) -> tuple[Tensor, Tensor]:
         """Norms, and bounds from the same products."""
         if self.dtype.is_complex or self.dtype == torch.float64:
@@ -290,6 +298,11 @@ class Outer(Form):
         return torch.mm(left[:, 0, 0].square().T, right[:, 0, 0].square()).view(self.shape)
 
 
+def rounded(energy: Tensor, t: int) -> Tensor:
+    """What a sum of t terms with this energy may be off by."""
+    return 8 * torch.finfo(energy.dtype).eps * (t * energy).sqrt()
+
+
 def guarded(
     found: Tensor, energy: Tensor, a: int, b: int, t: int, exactly: Callable[[Tensor], Tensor]
 ) -> Tensor:
@@ -301,8 +314,7 @@ def guarded(
     if t > 1 and bool(doubtful.any()):
         which = doubtful.nonzero().flatten()
         sizes[which] = (exactly(which) * (1 + 1e-6)).to(sizes.dtype)
-    rounding = 8 * unit * (t * energy).sqrt() if t > 1 else 0
-    return (sizes.sqrt() + rounding).square()
+    return (sizes.sqrt() + rounded(energy, t)).square() if t > 1 else sizes
 
 
 def concatenated(forms: list[Outer]) -> Outer:

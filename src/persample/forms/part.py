@@ -71,6 +71,10 @@ class Part(Mapped):
         """The view's sum in its place."""
         return self._placed(self.form.weighted_sum(c))
 
+    def rounding(self) -> Tensor:
+        """That of the inner form."""
+        return self.form.rounding()
+
     def certain_sum(self, c: Tensor) -> Tensor:
         """The view's sum in its place."""
         return self._placed(self.form.certain_sum(c))

@@ -219,11 +219,7 @@ class Patches(Form):
             b = self.size // self.shape[0]
             t = self.grad.shape[2:].numel()
             return found, guarded(found, energy, self.shape[0], b, t, self._exactly)
-        found = self.sq_norms()
-        m = self.images
-        x, grad = self.x.float().flatten(1), self.grad.float().flatten(1)
-        each = torch.linalg.vector_norm(x, dim=1) * torch.linalg.vector_norm(grad, dim=1)
-        sizes: Tensor = each.view(-1, m).sum(1).square() * self.shape[2:].numel()
+        found, sizes = self.sq_norms(), self._sizes()
         unit = torch.finfo(torch.float32).eps
         slack = unit**2 * 1e4 * sizes
         gap = 2 * found.sqrt() * slack.sqrt() + slack
@@ -234,6 +230,19 @@ class Patches(Form):
             exact = (self._exactly(which) * (1 + 1e-6)).to(bound.dtype)
             bound[which] = (exact.sqrt() + 8 * unit * sizes[which].sqrt()).square()
         return found, bound
+
+    def _sizes(self) -> Tensor:
+        """(‖x‖‖g‖)² · taps, which no gradient exceeds however its positions cancel."""
+        x, grad = self.x.float().flatten(1), self.grad.float().flatten(1)
+        each = torch.linalg.vector_norm(x, dim=1) * torch.linalg.vector_norm(grad, dim=1)
+        found: Tensor = each.view(-1, self.images).sum(1).square() * self.shape[2:].numel()
+        return found
+
+    def rounding(self) -> Tensor:
+        """Some units of the sizes of all positions' terms."""
+        if self.dtype in (torch.float64, torch.complex128, torch.complex64) or self.n == 0:
+            return super().rounding()
+        return 8 * torch.finfo(torch.float32).eps * self._sizes().sqrt()
 
     def _exactly(self, which: Tensor) -> Tensor:
         """‖gᵢ‖² of a few samples from rows in double precision."""

@@ -111,6 +111,14 @@ class Rows(Form):
         """The norms plus what rounding can have hidden."""
         return self.measured()[1]
 
+    def rounding(self) -> Tensor:
+        """Some units of the sizes of all rows."""
+        if self.dtype in (torch.float64, torch.complex128, torch.complex64):
+            return super().rounding()
+        sizes: Tensor = torch.linalg.vector_norm(self.values.to(wide(self.dtype)), dim=1)
+        each: Tensor = sizes.new_zeros(self.n).index_add_(0, self.sample, sizes)
+        return 16 * torch.finfo(sizes.dtype).eps * each
+
     def measured(self) -> tuple[Tensor, Tensor]:
         """Rows of one index may cancel: sums of them are off by some units of their sizes."""
         if self.dtype in (torch.float64, torch.complex128, torch.complex64):

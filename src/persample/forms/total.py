@@ -116,8 +116,14 @@ class Total(Form):
         sizes = added([f.sq_bounds().sqrt() for f in self.forms])
         unit = torch.finfo(found.dtype).eps
         bound = found + 64 * unit * sizes.square()
-        loose = bound > found * (1 + 1e-3)
-        return torch.where(loose & (self.tied() is not None), self._written(loose, bound), bound)
+        if self.tied() is not None:
+            bound = self._written(bound > found * (1 + 1e-3), bound)
+        # the sum is rounded part by part, and so are the rows that the norm was taken of
+        return (bound.sqrt() + 2 * self.rounding()).square()
+
+    def rounding(self) -> Tensor:
+        """That of all parts."""
+        return added([f.rounding() for f in self.forms])
 
     def _written(self, loose: Tensor, bound: Tensor) -> Tensor:
         """Where cancellation between parts left little, take the dense rows."""
