@@ -94,10 +94,12 @@ def run(job: Job, given: argparse.Namespace) -> dict[str, Any]:
                 if dead:
                     found["peers"] |= dead
                 return found
-            if not current.exists():
-                return {"message": f"the process ended with code {code}"}
-            culprit = current.read_text()
             text = f"the process ended with code {code}"
+            if not current.exists():  # not while a peer was judged: what was saved so far stands
+                found = json.loads(result.read_text()) if result.exists() else {"peers": {}}
+                return {**found, "peers": found["peers"] | dead, "message": text}
+            culprit = current.read_text()
+            current.unlink()
             dead[culprit] = {"all": {"state": "fails", "message": text}}
             peers = [name for name in peers if name != culprit]
 

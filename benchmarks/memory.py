@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
-import gc
 import importlib
 import json
 import os
@@ -32,7 +30,7 @@ from . import libraries as libraries
 from .case import Case
 from .models import MODELS
 from .peers import PEERS
-from .timing import message
+from .process import limit, message, settle
 
 TIMEOUT = 120.0  # seconds a cell may take
 
@@ -43,13 +41,6 @@ def status(field: str) -> int:
         if line.startswith(field):
             return int(line.split()[1]) << 10
     raise KeyError(field)
-
-
-def settle() -> None:
-    """Free what nobody holds and give it back to the system."""
-    gc.collect()
-    if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
-        libc.malloc_trim(0)
 
 
 def peak(step: Callable[[], Any]) -> tuple[int, str]:
@@ -115,14 +106,6 @@ def prepare() -> None:
     for module in ("opacus.grad_sample", "opacus.validators", "backpack.extensions"):
         with contextlib.suppress(Exception):  # the peer's own row will say that it is missing
             importlib.import_module(module)
-
-
-def limit() -> None:
-    """Let an allocation beyond most of the free memory fail instead of the machine."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable"):
-            size = int(line.split()[1]) * 1024 * 8 // 10
-            resource.setrlimit(resource.RLIMIT_DATA, (size, size))
 
 
 def measure(name: str, peers: list[str], threads: int) -> dict[str, Any]:

@@ -77,7 +77,8 @@ def compared(model: Any, question: str, key: str, judged: Any) -> str:
 def disturbed(model: Any) -> bool:
     """Whether other work, or something unknown, decided over the times of a model."""
     control = model.get("control", {}).get("median", 1.0)
-    return bool(model.get("processor share", 1.0) < 0.9 or abs(control - 1) > 0.05)
+    share = model.get("processor share", 1.0)
+    return bool("message" in model or share < 0.9 or abs(control - 1) > 0.05)
 
 
 def overlap(a: dict[str, Any], b: dict[str, Any]) -> bool:
@@ -90,20 +91,20 @@ def overlap(a: dict[str, Any], b: dict[str, Any]) -> bool:
 def question(models: Models, asked: str, key: str, judged: Models | None = None) -> str:
     """One question: models by peers."""
     names = [n for n in NAMES if any(answer(m, n, asked) for m in models.values())]
+    again = ["plain again"] if any("control" in m for m in models.values()) else []
     body = []
     for name, model in models.items():
         truth = model if judged is None else judged.get(name, {})
         if "plain_ms" in model:
             plain = f"{figure(model['plain_ms'])} ms"
+        elif "plain_bytes" in model:
+            plain = f"{figure(model['plain_bytes'] / 2**20)} MiB"
         else:
-            plain = f"{figure(model.get('plain_bytes', 0) / 2**20)} MiB"
+            plain = "–"
         cells = [written(answer(model, p, asked), key, state(truth, p, asked)) for p in names]
-        if "message" in model:
-            plain = model["message"]
-        elif "control" in model:
-            cells = [written(model["control"], "median", ""), *cells]
+        if again:
+            cells = [written(model.get("control", {}), "median", ""), *cells]
         body.append([name, plain, *cells, compared(model, asked, key, truth)])
-    again = ["plain again"] if any("control" in m for m in models.values()) else []
     return table(["model", "plain", *again, *names, "persample is"], body) if body else ""
 
 
@@ -111,6 +112,9 @@ def messages(models: Models) -> str:
     """What failing and wrong peers said, once per text."""
     said: dict[tuple[str, str], list[str]] = {}
     for name, model in models.items():
+        if "message" in model:
+            rounds = model.get("rounds", 0)
+            said["all", f"stopped after {rounds} rounds: {model['message']}"] = [name]
         for peer, cells in model.get("peers", {}).items():
             for asked, cell in cells.items():
                 if cell.get("state") in ("fails", "wrong"):

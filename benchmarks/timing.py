@@ -18,7 +18,7 @@ import random
 import statistics
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from .answers import DISPUTED, EXACT, TOLERANCE, Referee, drawn, widened
 from .case import Case
 from .models import MODELS
 from .peers import PEERS
+from .process import limit, message, settle
 
 SLOW, PATIENCE = 20.0, 0.5  # left out of the rounds: slower than both (ratio, seconds)
 CONTROL = "plain again"
@@ -50,13 +51,6 @@ class Cell:
     timed: bool = True
 
 
-def message(error: BaseException) -> str:
-    """The first line of an error, with its kind, short enough for a table."""
-    lines = str(error).strip().splitlines() or [""]
-    text = f"{type(error).__name__}: {lines[0]}".strip(": ")
-    return text if len(text) <= 160 else text[:157] + "..."
-
-
 def clock(step: Callable[[], Any], repeat: int = 1) -> float:
     """Seconds of one step."""
     start = time.perf_counter()
@@ -71,6 +65,10 @@ def built(case: Case, name: str, bound: float) -> tuple[dict[str, Callable[[], A
         return PEERS[name](case, bound), ""
     except Exception as error:
         return {}, message(error)
+
+
+def released() -> None:
+    """The step of a cell that failed."""
 
 
 def judged(cell: Cell, case: Case, referee: Referee) -> None:
@@ -124,6 +122,7 @@ def cells_of(
             mine.append(Cell(name, question, steps[question]))
             judged(mine[-1], case, referee)
             if not mine[-1].timed:  # what a failed step left must not reach the next question
+                mine[-1].step = released  # nor keep its copy of the model
                 steps = built(case, name, referee.bound)[0]
             gc.collect()
         states = [f"{c.question} {c.found.get('state', 'not judged')}" for c in mine]
@@ -135,8 +134,11 @@ def cells_of(
 
 def rounds_of(
     plain: Cell, cells: list[Cell], rounds: int, seconds: float, started: float
-) -> tuple[Cell, float]:
-    """Interleaved rounds until there are enough, or (after two) until the time is used up."""
+) -> Iterator[tuple[Cell, float]]:
+    """The control and the processor share, after each of the interleaved rounds.
+
+    Until there are enough rounds, or (after two) until the time is used up.
+    """
     plain.step()
     base = min(clock(plain.step) for _ in range(2))
     repeat = max(1, math.ceil(REPEAT / base))
@@ -156,10 +158,17 @@ def rounds_of(
         if done >= LEAST and spent + spent / done > seconds:
             break
         for cell in order.sample(everyone, len(everyone)):
-            cell.seconds.append(clock(cell.step, repeat if cell.step is plain.step else half))
+            try:
+                cell.seconds.append(clock(cell.step, repeat if cell.step is plain.step else half))
+            except Exception as problem:  # memory, mostly: it was right when it was judged
+                if cell in (plain, control):
+                    raise
+                cell.found |= {"state": "fails", "message": message(problem)}
+                cell.seconds, cell.step = [], released
+                everyone.remove(cell)
         report(f"round {done + 1}", started)
-    share = (time.process_time() - used) / (time.perf_counter() - begun)
-    return control, share
+        share = (time.process_time() - used) / (time.perf_counter() - begun)
+        yield control, share
 
 
 def summary(cell: Cell, base: list[float]) -> dict[str, Any]:
@@ -167,35 +176,48 @@ def summary(cell: Cell, base: list[float]) -> dict[str, Any]:
     if not cell.seconds:
         return cell.found
     ratios = [mine / plain for mine, plain in zip(cell.seconds, base, strict=True)]
+    if len(ratios) < LEAST:
+        return {**cell.found, "median": ratios[0]}
     low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
     return {**cell.found, "median": middle, "quartiles": [low, high]}
 
 
 def measure(
     name: str, peers: list[str], *, rounds: int, seconds: float, current: Path
-) -> dict[str, Any]:
-    """The result of one model."""
+) -> Iterator[dict[str, Any]]:
+    """The result of one model: when it is judged, then after every round."""
     started = time.perf_counter()
     case, referee, seed = drawn(MODELS[name])
-    cells, found = cells_of(case, referee, [p for p in peers if p != "plain"], current, started)
+    cells, broken = cells_of(case, referee, [p for p in peers if p != "plain"], current, started)
     del referee
-    gc.collect()
+    settle()
     plain = Cell("plain", "step", PEERS["plain"](case, 1.0)["step"])
-    control, share = rounds_of(plain, cells, rounds, seconds, started)
-    base = plain.seconds
-    for cell in cells:
-        found.setdefault(cell.peer, {})[cell.question] = summary(cell, base)
-    return {
-        "n": len(case[1]),
-        "seed": seed,
-        "parameters": sum(p.numel() for p in case[0].parameters()),
-        "trained": sum(p.numel() for p in case[0].parameters() if p.requires_grad),
-        "plain_ms": statistics.median(base) * 1e3,
-        "rounds": len(base),
-        "control": summary(control, base),
-        "processor share": share,
-        "peers": found,
-    }
+    parameters = list(case[0].parameters())
+
+    def result() -> dict[str, Any]:
+        found = dict(broken)
+        for cell in cells:
+            found[cell.peer] = {
+                **found.get(cell.peer, {}),
+                cell.question: summary(cell, plain.seconds),
+            }
+        return {
+            "n": len(case[1]),
+            "seed": seed,
+            "parameters": sum(p.numel() for p in parameters),
+            "trained": sum(p.numel() for p in parameters if p.requires_grad),
+            "rounds": len(plain.seconds),
+            "peers": found,
+        }
+
+    yield result()
+    for control, share in rounds_of(plain, cells, rounds, seconds, started):
+        yield {
+            **result(),
+            "plain_ms": statistics.median(plain.seconds) * 1e3,
+            "control": summary(control, plain.seconds),
+            "processor share": share,
+        }
 
 
 def main() -> None:
@@ -210,14 +232,12 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    found = measure(
-        given.model,
-        given.peers,
-        rounds=given.rounds,
-        seconds=given.seconds,
-        current=given.result.with_suffix(".current"),
-    )
-    given.result.write_text(json.dumps(found))
+    limit()
+    current = given.result.with_suffix(".current")
+    for found in measure(
+        given.model, given.peers, rounds=given.rounds, seconds=given.seconds, current=current
+    ):
+        given.result.write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -12,12 +13,13 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks import __main__ as program
 from benchmarks import rows, tables
 from benchmarks.answers import Referee, drawn
 from benchmarks.models import MODELS
 from benchmarks.peers import PEERS
 from benchmarks.results import RESULTS, ROOT
-from benchmarks.timing import Cell, cells_of, judged
+from benchmarks.timing import Cell, cells_of, judged, measure
 
 
 def test_quick_run_of_one_model_and_two_peers(tmp_path: Path) -> None:
@@ -160,3 +162,47 @@ def test_a_failed_step_does_not_reach_the_next_question(monkeypatch: Any, tmp_pa
     case, referee, _ = drawn(MODELS["tiny"])
     cells, _ = cells_of(case, referee, ["planted"], tmp_path / "current", 0.0)
     assert [cell.found["state"] for cell in cells] == ["fails", "right"]
+
+
+def test_a_peer_that_runs_out_of_memory_in_the_rounds_is_named(
+    monkeypatch: Any, tmp_path: Path
+) -> None:
+    def build(case: Any, bound: float) -> Any:
+        calls: list[int] = []
+
+        def norms() -> Any:
+            calls.append(1)
+            if len(calls) > 2:
+                raise RuntimeError("cannot allocate")
+            return Referee(case).norms
+
+        return {"norms": norms}
+
+    monkeypatch.setitem(PEERS, "planted", build)
+    options = {"rounds": 3, "seconds": 9.0, "current": tmp_path / "current"}
+    found = list(measure("tiny", ["planted", "loop"], **options))
+    assert [len(f["peers"]) for f in found] == [2, 2, 2, 2]
+    last = found[-1]
+    assert last["peers"]["planted"]["norms"]["message"] == "RuntimeError: cannot allocate"
+    assert "median" not in last["peers"]["planted"]["norms"]
+    assert last["rounds"] == 3
+    assert "quartiles" in last["peers"]["loop"]["norms"]
+
+
+def test_a_process_that_dies_keeps_what_it_found(monkeypatch: Any) -> None:
+    saved = {"n": 5, "rounds": 2, "plain_ms": 1.0, "peers": {"loop": {"norms": _cell(2.0)}}}
+
+    def die(job: Any, given: Any, peers: list[str], result: Path) -> list[str]:
+        text = f"import os; open({str(result)!r}, 'w').write({json.dumps(saved)!r}); os.abort()"
+        return [sys.executable, "-c", text]
+
+    monkeypatch.setattr(program, "arguments", die)
+    given = argparse.Namespace(threads=1, peers=["loop"])
+    found = program.run(program.Job("time", "tiny", "warm"), given)
+    assert found["peers"] == saved["peers"]
+    assert "ended with code" in found["message"]
+    assert "not claimed" in rows.compared(
+        {**found, "peers": {**found["peers"], "persample": {"norms": _cell(1.0)}}},
+        "norms", "median", found,
+    )  # fmt: skip
+    assert "stopped after 2 rounds" in rows.messages({"tiny": found})
