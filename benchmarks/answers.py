@@ -111,11 +111,21 @@ class Referee:
 
 
 def drawn(build: Callable[[], Case], tries: int = 8) -> tuple[Case, Referee, int]:
-    """A case on which plain torch agrees with itself, its referee, and the seed that gave it."""
+    """A case on which plain torch agrees with itself, its referee, and the seed that gave it.
+
+    Where no draw is that good (many ReLUs), the best one is taken: answers that are off by as much
+    are judged again in float64.
+    """
+    best: tuple[float, int] | None = None
     for seed in range(tries):
         torch.manual_seed(seed)
         case = build()
         referee = Referee(case)
-        if referee.batch_error(case) < TOLERANCE / 3:
+        error = referee.batch_error(case)
+        if error < TOLERANCE / 3:
             return case, referee, seed
-    raise RuntimeError(f"batch and single samples disagree on each of {tries} draws")
+        best = min(best or (error, seed), (error, seed))
+    assert best is not None
+    torch.manual_seed(best[1])
+    case = build()
+    return case, Referee(case), best[1]
