@@ -26,8 +26,8 @@ from torch.nn.utils._per_sample_grad import call_for_per_sample_grads as origina
 
 from persample.expanded_weights import call_for_per_sample_grads as ours
 
-from .__main__ import environment
 from .models import MODELS as LARGER
+from .results import environment
 
 Case = tuple[nn.Module, Tensor, Callable[[Tensor], Tensor]]
 Step = Callable[[], Any]

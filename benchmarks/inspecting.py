@@ -22,8 +22,10 @@ from torch import Tensor, nn
 
 import persample
 
-from .__main__ import environment
-from .models import MODELS, LanguageModel, predict
+from .case import predict
+from .language import LanguageModel
+from .models import MODELS
+from .results import environment
 
 BATCHES = 64
 Data = list[tuple[Tensor, Tensor]]

@@ -36,8 +36,11 @@ def version(package: str) -> str | None:
         return None
 
 
-def environment(threads: int, heap: str) -> dict[str, Any]:
-    """What numbers were measured on."""
+def environment(threads: int | None = None, heap: str | None = None) -> dict[str, Any]:
+    """What numbers were measured on; without arguments, this process."""
+    threads = torch.get_num_threads() if threads is None else threads
+    if heap is None:
+        heap = "warm" if all(name in os.environ for name in WARM) else "default"
     return {
         "processor": processor(),
         "cores": os.cpu_count(),

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 import persample
 from persample.inspection.scores import rank
 
-from .__main__ import environment
+from .results import environment
 
 FLIPPED = 0.05
 STAGES = ("early", "fitted")
