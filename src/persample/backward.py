@@ -16,7 +16,6 @@ from .errors import (
     PersampleError,
     Reason,
     UsageError,
-    here,
 )
 from .forms import Form, within
 from .layout import Additive, Layout, Mixed
@@ -27,8 +26,7 @@ if TYPE_CHECKING:
     from .recorder import Recorder
 
 _backward = entered(torch.autograd.backward)
-_grad = entered(torch.autograd.grad)
-ENGINE = frozenset((Tensor.backward, torch.autograd.backward, torch.autograd.grad))
+LOOP = 'record(..., unproven="loop") computes the gradient of each loss by its own backward pass'
 
 
 def tape_backward(
@@ -54,7 +52,7 @@ def tape_backward(
             )
         seed = torch.full_like(losses, factor)
         expect_no_hooks(recorder)
-    _checked(recorder, losses, seed, factor, retain_graph)
+    checked_backward(recorder, losses, seed, factor, retain_graph)
 
 
 def expect_no_hooks(recorder: Recorder) -> None:
@@ -68,9 +66,10 @@ def expect_no_hooks(recorder: Recorder) -> None:
             )
 
 
-def _checked(
+def checked_backward(
     recorder: Recorder, losses: Tensor, seed: Tensor, factor: float, retain_graph: bool
 ) -> None:
+    """Back-propagate proven losses, and prove afterwards that nothing was missed."""
     from . import loop
 
     ledger = recorder.tape._ledger
@@ -223,86 +222,6 @@ def receiving(recorder: Recorder, factor: float) -> Iterator[None]:
         ledger.trouble = _missed(found, reentrant=recorder.custom.reentrant)
 
 
-def run_backward(
-    recorder: Recorder, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
-) -> None:
-    """A plain ``backward()`` inside the block."""
-    names = ("tensors", "grad_tensors", "retain_graph", "create_graph")
-    if func is Tensor.backward:
-        names = ("self", "gradient", "retain_graph", "create_graph")
-    given = dict(zip(names, args, strict=False)) | kwargs
-    roots = given.get("self", given.get("tensors"))
-    roots = [roots] if isinstance(roots, Tensor) else list(roots or ())
-    seeds = given.get("gradient", given.get("grad_tensors"))
-    seeds = seeds[0] if isinstance(seeds, (list, tuple)) else seeds
-    retain = bool(given.get("retain_graph")) or bool(given.get("create_graph"))
-    if given.get("inputs") is not None:
-        raise UsageError("backward(inputs=...) inside a recording", fix="use torch.autograd.grad")
-    if len(roots) != 1:
-        raise UsageError("several roots in one backward", fix="add them up, or call it for each")
-    root = roots[0]
-    if seeds is not None:
-        _plain(recorder, root, seeds, retain)
-        return
-    if root.numel() != 1:
-        raise RuntimeError("grad can be implicitly created only for scalar outputs")
-    _checked(recorder, root, torch.ones_like(root), 1.0, retain)
-
-
-def _plain(recorder: Recorder, root: Tensor, seed: Tensor, retain: bool) -> None:
-    constant = bool((seed == seed.flatten()[:1]).all()) if seed.numel() else True
-    if not constant:
-        recorder.tape._ledger.scalar = True  # weighted losses: rows are weighted gradients
-    _checked(recorder, root, seed, 1.0, retain)
-    if not constant or float(seed.flatten()[0] if seed.numel() else 1.0) != 1.0:
-        recorder.tape._ledger.scalar = True
-
-
-def run_grad(recorder: Recorder, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """``torch.autograd.grad`` inside the block: a computation on data, not a backward of losses."""
-    names = ("outputs", "inputs", "grad_outputs", "retain_graph", "create_graph")
-    given = dict(zip(names, args, strict=False)) | kwargs
-    inputs = given["inputs"]
-    inputs = [inputs] if isinstance(inputs, Tensor) else list(inputs)
-    if not recorder.native and any(isinstance(recorder.look(i), Derived) for i in inputs):
-        raise MixedSamplesError(
-            "torch.autograd.grad by parameters inside a recording",
-            why="parameters are detached while they are recorded, and a step computed from them "
-            "would mix samples",
-            fix=_LOOP,
-        )
-    ledger = recorder.tape._ledger
-    ledger.muted = True
-    try:
-        with recorder.watching(), torch.autograd.set_multithreading_enabled(False):
-            found = _grad(*args, **kwargs)
-    finally:
-        ledger.muted = False
-    outputs = given["outputs"]
-    outputs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
-    apart = all(isinstance(recorder.look(o), (Layout, Additive)) for o in outputs)
-    for source, grad in zip(inputs, found, strict=True):
-        if grad is None:
-            continue
-        state = recorder.look(source)
-        if grad.requires_grad or not apart or not isinstance(state, Layout):
-            why = "the gradient of a gradient reaches parameters in ways that were not recorded"
-            reason = Reason(
-                "torch.autograd.grad",
-                why,
-                (tuple(grad.shape),),
-                here(),
-                'record(..., unproven="loop") follows it',
-            )
-            recorder.marks.put(grad, Mixed(reason))
-        else:
-            recorder.marks.put(grad, state)
-    return found
-
-
-_LOOP = 'record(..., unproven="loop") computes the gradient of each loss by its own backward pass'
-
-
 def expect_losses(losses: Tensor, state: Any, n: int) -> tuple[bool, Reason | None]:
     """Refuse what is not a proven vector of losses or sum over samples; (is scalar, coupling)."""
     if isinstance(state, Layout):
@@ -317,7 +236,7 @@ def expect_losses(losses: Tensor, state: Any, n: int) -> tuple[bool, Reason | No
             )
         return True, state.coupled
     if isinstance(state, Mixed):
-        raise state.reason.error("samples meet before the loss", fix=_LOOP)
+        raise state.reason.error("samples meet before the loss", fix=LOOP)
     raise MixedSamplesError(
         f"the losses {tuple(losses.shape)} hold no samples",
         why="nothing the recorder followed leads from the samples to them",
@@ -345,5 +264,5 @@ def _missed(names: Sequence[str], *, reentrant: bool) -> MissedUseError:
         "a parameter was used where the recorder could not see it: " + ", ".join(names[:4]),
         why="autograd computed an ordinary gradient for it (a scripted module, a custom "
         "autograd.Function, another thread, a graph built before the block)",
-        fix="checkpoint(..., use_reentrant=False) everywhere" if reentrant else _LOOP,
+        fix="checkpoint(..., use_reentrant=False) everywhere" if reentrant else LOOP,
     )

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .backward import ENGINE, run_backward, run_grad
 from .custom import graph_node
+from .engine import ENGINE, run_backward, run_grad
 from .enter import entered
 from .errors import Reason, here
 from .layout import CONSTANT, Additive, Constant, Layout, Mixed, State

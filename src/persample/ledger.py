@@ -132,7 +132,6 @@ class Ledger:
         storages = self.recorder.inputs.storages
         scaled = tuple([None if g is None else self._unscaled(g) for g in grads])
         firing = Firing(tuple([own(t, storages) for t in saved]), scaled)
-        use.fired += 1
         for layout, grad in zip(use.out_layouts, scaled, strict=True):
             if layout.ids is not None and grad is not None and unowned(layout, grad):
                 self.trouble = self.trouble or nobodys(use)

@@ -16,12 +16,11 @@ from torch import Tensor
 
 from .marks import version
 from .propagate import Operator
+from .propagate.facts import PRODUCTS
 from .use import Use
 
 if TYPE_CHECKING:
     from .recorder import Recorder
-
-_PRODUCTS = frozenset(("linear", "matmul", "addmm", "baddbmm", "bmm", "einsum"))
 
 
 class Before:
@@ -49,7 +48,7 @@ class Before:
         with torch._C.DisableTorchFunction():
             if self.shape is not None:
                 grad = grad.reshape(self.shape)
-            elif grad.dim() > 2 and self.use.operator in _PRODUCTS and not grad.is_contiguous():
+            elif grad.dim() > 2 and self.use.operator in PRODUCTS and not grad.is_contiguous():
                 grad = grad.contiguous()
                 changed = (*grads[: self.index], grad, *grads[self.index + 1 :])
             tape.receive(self.use, self._unpacked(), (grad,))

@@ -134,7 +134,6 @@ class Use:
     refused: list[Reason | None] = field(default_factory=list)
     out_shapes: list[torch.Size] = field(default_factory=list)
     out_dtypes: list[torch.dtype] = field(default_factory=list)
-    fired: int = 0
     fingerprint: Tensor | None = None
 
     def add(self, index: int, layout: Layout, refused: Reason | None, out: Tensor) -> None:

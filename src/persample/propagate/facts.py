@@ -21,6 +21,8 @@ FRESH = frozenset(
     batch_norm rms_norm mul multiply add sub rsub matmul mm bmm addmm baddbmm linear einsum cat
     embedding stack div where""".split()
 )
+# Matrix products: their backward wants a contiguous gradient.
+PRODUCTS = frozenset(("linear", "matmul", "addmm", "baddbmm", "bmm", "einsum"))
 # Random numbers are drawn.
 RANDOM = frozenset(
     """dropout alpha_dropout feature_dropout feature_alpha_dropout rrelu bernoulli normal poisson
