@@ -26,4 +26,6 @@ def classify(logits: Tensor, y: Tensor) -> Tensor:
 
 def predict(logits: Tensor, y: Tensor) -> Tensor:
     """Mean cross-entropy of every sequence."""
-    return F.cross_entropy(logits.transpose(1, 2), y, reduction="none").mean(1)
+    n, t, v = logits.shape
+    each = F.cross_entropy(logits.reshape(n * t, v), y.reshape(n * t), reduction="none")
+    return each.view(n, t).mean(1)
