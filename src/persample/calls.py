@@ -68,8 +68,9 @@ class Calls:
         if operator.enter and func not in self.entering:
             return self._enter(func, args, kwargs)
         parties = self._parties(operator, args, kwargs)
+        wanted = torch.is_grad_enabled()
         if parties.coloured:
-            if torch.is_grad_enabled():
+            if wanted:
                 self._custom.forget()
             else:
                 self._custom.read(parties.coloured)
@@ -79,7 +80,7 @@ class Calls:
             return self._data(operator, func, args, kwargs, parties)
         if not parties.data:
             return self._derive(operator, func, args, kwargs, parties.owned)
-        if not torch.is_grad_enabled():
+        if not wanted:
             return self._data(operator, func, args, kwargs, parties)
         if parties.key is None:
             bad = not_per_sample(operator, parties.coloured)
@@ -104,7 +105,8 @@ class Calls:
         self, operator: Operator, values: Sequence[Any], parties: Parties, key: list[Any]
     ) -> bool:
         """Whether every tensor is a constant, a parameter, or has a plain closed layout."""
-        table, plain = self._table, operator.by_shape and self._marks.n != 1
+        table, slots = self._table, self._slots
+        plain = operator.by_shape and self._marks.n != 1
         for value in values:
             kind = value.__class__
             if kind is int or kind is str:
@@ -116,8 +118,14 @@ class Calls:
                 if operator.shape_only and len(key) > 3:
                     continue
                 mark = table.get(id(value))
-                known = mark is not None and mark.unchanged(value)
-                state = mark.state if known and mark else self.recorder.look(value)
+                state: State | Derived | None
+                if mark is not None and mark.unchanged(value):
+                    state = mark.state
+                elif mark is None and id(value) in slots:
+                    parties.owned.append(value)
+                    continue
+                else:
+                    state = self.recorder.look(value)
                 if state is None:
                     plain = plain and (value.dim() != 0 or value.is_floating_point())
                     continue

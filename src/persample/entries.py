@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .distributed import freed
 from .errors import MissedUseError, StaleError, UsageError, describe
-from .forms import Dense, Form, Part, Replay, wide
+from .forms import Dense, Form, Part, Replay
 from .forms.pullback import Pullback
 from .layout import Layout
 from .marks import version
@@ -29,7 +29,18 @@ class Entry:
     form: Form
     rule: str
     firing: Firing | None
-    versions: list[tuple[Tensor, int]]
+    versions: tuple[tuple[Tensor, int], ...] = ()
+
+    def keep(self) -> None:
+        """Make it fit to be kept: as small as can be, and known if somebody overwrites it."""
+        form = self.form = small(self.form)
+        if form.__class__ is not Dense or self.firing is not None:
+            tensors = (*form.tensors(), *held(self.firing))
+            self.versions = tuple([(t, version(t)) for t in tensors])
+
+    def overwritten(self) -> bool:
+        """Whether somebody wrote into what is kept."""
+        return any(version(t) != seen for t, seen in self.versions)
 
 
 def sources(operand: Operand, selected: Selected) -> list[str]:
@@ -95,7 +106,7 @@ def written_out(entry: Entry, selected: Selected) -> list[Entry] | None:
             form = Dense(form.wide_dense())
         value = selected[name].detach()
         operand = Operand(entry.operand.position, value, name, None, version(value))
-        found.append(Entry(entry.use, operand, form, entry.rule, entry.firing, []))
+        found.append(Entry(entry.use, operand, form, entry.rule, entry.firing))
     return found
 
 
@@ -115,11 +126,9 @@ def held(firing: Firing | None) -> list[Tensor]:
 
 def small(form: Form) -> Form:
     """Keep rows instead of factors where they are smaller."""
-    if form.__class__ is Dense or isinstance(form, (Dense, Replay)):
+    if isinstance(form, (Dense, Replay)) or form.n * form.row_bytes() > form.nbytes():
         return form
-    if form.n * form.size * wide(form.dtype).itemsize <= form.nbytes():
-        return Dense(form.wide_dense())
-    return form
+    return Dense(form.wide_dense())
 
 
 def unowned(layout: Layout, grad: Tensor) -> bool:

@@ -207,8 +207,8 @@ def reshape(layout: Layout, old: Shape, new: Shape, n: int, device: torch.device
     if layout.ids is not None:
         return _reshape_ids(layout.ids, old, new, n)
     stride = layout.inner
-    for size in old[layout.axis + 1 :]:
-        stride *= size
+    for d in range(layout.axis + 1, len(old)):
+        stride *= old[d]
     post = 1
     for d in range(len(new) - 1, -1, -1):
         if stride % post == 0:

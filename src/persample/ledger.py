@@ -15,10 +15,8 @@ from .entries import (
     changed,
     expect_unchanged,
     gone,
-    held,
     nobodys,
     own,
-    small,
     sources,
     table_behind,
     unowned,
@@ -28,7 +26,6 @@ from .errors import MixedSamplesError, PersampleError, Reason, StaleError, Usage
 from .explain import Measure, measured
 from .forms import Dense, Form, Outer, sharing, total, within
 from .lean import Lean, Visitor
-from .marks import version
 from .rules import RULES, Forms, OfTable, Unsuited, generic
 from .use import Firing, Operand, Use, comes_back
 
@@ -98,46 +95,51 @@ class Ledger:
     def receive(
         self, use: Use, saved: tuple[Tensor, ...], grads: tuple[Tensor | None, ...]
     ) -> None:
-        """A tap fired: turn saved data and output gradients into forms."""
-        if not self.receiving:
-            if self.trouble is None and not self.muted:
-                self.trouble = UsageError(
-                    "a backward pass that persample did not start reached the recorded model",
-                    why="its root is unknown, so nothing proves whose loss was back-propagated",
-                    fix="call tape.backward(losses)",
-                )
-            if self.strict and not self.muted:
-                raise UsageError(
-                    "a backward pass reached the recorded module past its outputs",
-                    where=describe(use.place),
-                    why="a tensor from inside it (kept by a hook or an attribute) is in the loss",
-                    fix="return that tensor from forward()",
-                )
+        """A tap fired (torch functions are not watched): turn what it brought into forms."""
+        if not self._receiving:
+            self._stray(use)
             return
         for reason, grad in zip(use.refused, grads, strict=True):
             if reason is not None and grad is not None:
                 self.trouble = self.trouble or reason.error("samples meet before the loss")
                 return
         if torch.is_grad_enabled():
-            with torch._C.DisableTorchFunction(), torch.no_grad():
+            with torch.no_grad():
                 self._take(use, saved, grads)
         else:
-            with torch._C.DisableTorchFunction():
-                self._take(use, saved, grads)
+            self._take(use, saved, grads)
+
+    def _stray(self, use: Use) -> None:
+        """A backward pass that nobody announced."""
+        if self.trouble is None and not self._muted:
+            self.trouble = UsageError(
+                "a backward pass that persample did not start reached the recorded model",
+                why="its root is unknown, so nothing proves whose loss was back-propagated",
+                fix="call tape.backward(losses)",
+            )
+        if self.strict and not self._muted:
+            raise UsageError(
+                "a backward pass reached the recorded module past its outputs",
+                where=describe(use.place),
+                why="a tensor from inside it (kept by a hook or an attribute) is in the loss",
+                fix="return that tensor from forward()",
+            )
 
     def _take(self, use: Use, saved: tuple[Tensor, ...], grads: tuple[Tensor | None, ...]) -> None:
-        same = None if use.fingerprint is None else comes_back(use.fingerprint, saved)
-        if same is not None:
-            self.returned.append((use, same))
-        storages = self.recorder.inputs.storages
+        if use.fingerprint is not None:
+            same = comes_back(use.fingerprint, saved)
+            if same is not None:
+                self.returned.append((use, same))
+        recorder = self.recorder
+        storages = recorder.inputs.storages
         scaled = tuple([None if g is None else self._unscaled(g) for g in grads])
         firing = Firing(tuple([own(t, storages) for t in saved]), scaled)
         for layout, grad in zip(use.out_layouts, scaled, strict=True):
             if layout.ids is not None and grad is not None and unowned(layout, grad):
                 self.trouble = self.trouble or nobodys(use)
                 return
-        forms, name = self.forms_of(use, firing, self.recorder.n or 0)
-        kept = firing if self.recorder.positions else None
+        forms, name = self.forms_of(use, firing, recorder.n or 0)
+        kept = firing if recorder.positions else None
         if self._cache:
             self._cache.clear()
         for operand, form in zip(use.operands, forms, strict=True):
@@ -145,10 +147,14 @@ class Ledger:
                 continue
             if isinstance(form, OfTable):
                 operand, form = table_behind(operand, self._selected), form.rows
-            self._keep(Entry(use, operand, form, name, kept, []))
+            entry = Entry(use, operand, form, name, kept)
+            if recorder.spread is None:
+                self._hand(entry)
+            else:
+                self._spread(entry)
 
-    def _keep(self, entry: Entry) -> None:
-        """For later questions, or for those who ask now."""
+    def _spread(self, entry: Entry) -> None:
+        """An entry of parameters that other processes may hold, too."""
         spread = self.recorder.spread
         if spread is not None and spread.sharded:
             found = written_out(entry, self._selected)
@@ -166,9 +172,7 @@ class Ledger:
         elif self.lean is not None:
             self._ask(self.lean, entry)
         else:
-            entry.form = small(entry.form)
-            tensors = (*entry.form.tensors(), *held(entry.firing))
-            entry.versions = [(t, version(t)) for t in tensors]
+            entry.keep()
             self.entries.append(entry)
 
     def _ask(self, lean: Lean, entry: Entry) -> None:
@@ -317,7 +321,7 @@ class Ledger:
             expect_unchanged(operand)
         for entry in self.entries:
             expect_unchanged(entry.operand)
-            if any(version(t) != seen for t, seen in entry.versions):
+            if entry.overwritten():
                 raise StaleError(
                     f"data recorded for {entry.use.operator} were overwritten in place",
                     where=describe(entry.use.place),

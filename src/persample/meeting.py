@@ -14,7 +14,6 @@ from .layout import CONSTANT, Additive, Constant, Layout, Mixed, State, closed, 
 from .marks import Derived, Mark, same
 from .operands import operand_of
 from .propagate import Operator, collect
-from .recurrence import GATES
 from .tap import Tap, hook, source
 from .unroll import request, unroll
 from .use import Operand, RandomState, Use, current_autocast, fingerprint, taken_apart
@@ -29,55 +28,58 @@ def meet(
     parties: Parties,
 ) -> Any:  # fmt: skip
     """One use. The native operator runs on the detached parameter (unless the graph is wanted)."""
-    recorder, owned = calls.recorder, parties.owned
-    if operator.name in CELLS and not recorder.native:
-        found = cell(recorder, operator.name, args, kwargs)
-        if found is not None:
-            return found
-    if operator.name in GATES and not recorder.native:
-        asked = request(operator.name, args, kwargs)
-        found = None if asked is None else unroll(recorder, asked)
+    recorder = calls.recorder
+    if operator.recurrent and not recorder.native:
+        found = _stepwise(recorder, operator.name, args, kwargs)
         if found is not None:
             return found
     leaves, template = taken_apart(args, kwargs)
+    kept, saved = list(leaves), []
     operands: list[Operand] = []
     data: list[int] = []
-    run, kept, saved = list(leaves), list(leaves), []
-    mine = {id(t) for t in owned}
+    mine = [id(t) for t in parties.owned]
+    run = leaves if recorder.native else list(leaves)
     for k, value in enumerate(leaves):
         if isinstance(value, Tensor):
             kept[k] = None
             if id(value) in mine:
                 operand = operand_of(recorder, k, value)
                 operands.append(operand)
-                if not recorder.native:
+                if run is not leaves:
                     run[k] = operand.value
             else:
                 data.append(k)
                 saved.append(value)
     target = leaves[0] if operator.inplace else None
     if target is not None:  # run on a copy, give the target its value and history afterwards
-        run[0] = run[0].clone()
+        run = [run[0].clone(), *run[1:]]
         saved = [target.detach().clone() if k == 0 else leaves[k] for k in data]
         parties.coloured = [(run[0] if t is target else t, s) for t, s in parties.coloured]
-    device = owned[0].device
+    device = parties.owned[0].device
     random = RandomState(device) if operator.random else None
     call_args, call_kwargs = template.call(run)
     out = func(*call_args, **call_kwargs)
     result = run[0] if operator.inplace else out
     states = calls.states(operator, func, call_args, call_kwargs, result, parties)
-    layouts = {id(t): s for t, s in parties.coloured}
+    layouts = {id(t): s for t, s in parties.coloured if s.__class__ is Layout}
     use = Use(
         recorder.tape_ref, operator.name, func, template, kept, operands, data,
-        [_layout(layouts.get(id(run[k]))) for k in data], here(), operator.inplace,
-        random if random is not None and random.changed() else None,
-        current_autocast(device.type),
+        [layouts.get(id(run[k])) for k in data], here(), operator.inplace,
+        random if random is not None and random.changed() else None, current_autocast(device),
     )  # fmt: skip
     tapped = _tap(recorder, operator, use, result, states, saved)
     if target is None:
         return tapped
     _write_back(recorder, target, tapped)
     return target
+
+
+def _stepwise(recorder: Recorder, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """A recurrent operator by steps of our own; None where the native one must do."""
+    if name in CELLS:
+        return cell(recorder, name, args, kwargs)
+    asked = request(name, args, kwargs)
+    return None if asked is None else unroll(recorder, asked)
 
 
 def not_per_sample(operator: Operator, coloured: Coloured) -> Mixed | None:
@@ -103,13 +105,16 @@ def _tap(
     recorder: Recorder, operator: Operator, use: Use, result: Any, states: Any, saved: list[Tensor]
 ) -> Any:
     """Put one node behind the results that have a layout, and mark all of them."""
-    wanted = any(o.wanted for o in use.operands)
-    if isinstance(states, Layout) and isinstance(result, Tensor):
+    wanted = False
+    for operand in use.operands:
+        wanted = wanted or operand.wanted
+    if states.__class__ is Layout and isinstance(result, Tensor):
         made = source(operator, recorder, result) if wanted else result
         if made is not None:
             if wanted:
                 use.add(0, states, None, result)
-                recorder.tape._ledger.expect(use)
+                if recorder.expects:
+                    recorder.tape._ledger.expect(use)
                 hook(use, result, made, saved)
             like = None if made is result else _mark_base(recorder, result, made, states)
             recorder.marks.put(result, states, like)
@@ -132,7 +137,8 @@ def _tap(
             dirty = False
         picked = [outs[k] for k in use.results]
         use.fingerprint = fingerprint(saved)
-        recorder.tape._ledger.expect(use)
+        if recorder.expects:
+            recorder.tape._ledger.expect(use)
         new = Tap.apply(recorder.anchor, use, len(saved), dirty, *saved, *picked)
         for k, tensor in zip(use.results, (new,) if len(picked) == 1 else new, strict=True):
             outs[k] = tensor
@@ -176,10 +182,6 @@ def _write_back(recorder: Recorder, target: Tensor, value: Tensor) -> None:
     before = known.state if known is not None else None
     after = CONSTANT if state is None or isinstance(state, Derived) else state
     recorder.marks.rewrite(target, after, changed=not same(before, after))
-
-
-def _layout(state: Any) -> Layout | None:
-    return state if isinstance(state, Layout) else None
 
 
 def _rebuild(template: Any, items: Iterator[Tensor]) -> Any:

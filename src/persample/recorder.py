@@ -67,6 +67,7 @@ class Recorder:
         self.native = verify or self.loop
         self.parameters = Parameters(model, params)
         self.spread = spread(model)
+        self.expects = self.lean or self.spread is not None  # the ledger wants to hear of uses
         self.inputs = Inputs(self, dim=dim, constants=constants, sample_ids=sample_ids)
         self.rules = {find(f).name: rule for f, rule in (rules or {}).items()}
         self.custom = CustomFunctions(self)

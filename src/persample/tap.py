@@ -36,7 +36,7 @@ class Before:
         self, use: Use, saved: Sequence[Tensor], index: int, shape: torch.Size | None
     ) -> None:
         self.use, self.index, self.shape = use, index, shape
-        self.saved: tuple[Tensor, ...] | None = tuple(t.detach() for t in saved)
+        self.saved: tuple[Tensor, ...] | None = tuple([t.detach() for t in saved])
         self.versions = [version(t) for t in self.saved]
 
     def __call__(self, grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
@@ -51,8 +51,9 @@ class Before:
             elif grad.dim() > 2 and self.use.operator in PRODUCTS and not grad.is_contiguous():
                 grad = grad.contiguous()
                 changed = (*grads[: self.index], grad, *grads[self.index + 1 :])
-            tape.receive(self.use, self._unpacked(), (grad,))
-        if not tape.retains():
+            ledger = tape._ledger
+            ledger.receive(self.use, self._unpacked(), (grad,))
+        if not ledger.retain and ledger.receiving:
             self.saved = None
         return changed
 
@@ -62,7 +63,7 @@ class Before:
                 f"{self.use.operator}: back-propagating a second time through a graph that was "
                 "freed; pass retain_graph=True the first time"
             )
-        if any(version(t) != seen for t, seen in zip(self.saved, self.versions, strict=True)):
+        if [version(t) for t in self.saved] != self.versions:
             raise RuntimeError(
                 f"an argument of {self.use.operator} was modified by an inplace operation after "
                 "it was used, and is needed for gradients"

@@ -17,7 +17,6 @@ from .forms import Form
 from .moments import Moments
 from .parameters import Params, choose
 from .products import Products
-from .use import Use
 
 
 class Tape(Products, Moments):
@@ -47,16 +46,6 @@ class Tape(Products, Moments):
         (loss scaling) and is divided out again.
         """
         self._open().backward(losses, scale=scale, retain_graph=retain_graph)
-
-    def receive(
-        self, use: Use, saved: tuple[Tensor, ...], grads: tuple[Tensor | None, ...]
-    ) -> None:
-        """A tap fired (internal)."""
-        self._ledger.receive(use, saved, grads)
-
-    def retains(self) -> bool:
-        """Whether the graph may be back-propagated again (internal)."""
-        return self._ledger.retain or not self._ledger.receiving
 
     def explain(self) -> Explanation:
         """Every use, what is slow and why, parameters without gradient, ambiguous sizes."""

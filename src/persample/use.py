@@ -148,7 +148,8 @@ class Use:
         """Called by the tap in backward."""
         tape = self.tape()
         if tape is not None:
-            tape.receive(self, saved, grads)
+            with torch._C.DisableTorchFunction():
+                tape._ledger.receive(self, saved, grads)
 
     def values(self, firing: Firing) -> list[Any]:
         """The call's leaves: saved data, constants and the operands' values."""
@@ -288,8 +289,8 @@ class RandomState:
             torch.cuda.set_rng_state(self.cuda[1], self.cuda[0])
 
 
-def current_autocast(device: str) -> tuple[tuple[str, torch.dtype], ...]:
+def current_autocast(device: torch.device) -> tuple[tuple[str, torch.dtype], ...]:
     """Autocast settings that a replay must reproduce."""
-    if not torch.is_autocast_enabled(device):
+    if not torch._C._is_any_autocast_enabled() or not torch.is_autocast_enabled(device.type):
         return ()
-    return ((device, torch.get_autocast_dtype(device)),)
+    return ((device.type, torch.get_autocast_dtype(device.type)),)

@@ -15,8 +15,9 @@ class Dense(Form):
     __slots__ = ("values",)
 
     def __init__(self, values: Tensor) -> None:
-        super().__init__(values.shape[0], values.shape[1:], values.dtype, values.device)
-        self.values = values
+        shape = values.shape
+        self.n, self.shape, self.dtype = shape[0], shape[1:], values.dtype
+        self.device, self.values = values.device, values
 
     def dense(self, first: int = 0, last: int | None = None) -> Tensor:
         """A view of the rows."""

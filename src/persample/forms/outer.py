@@ -24,9 +24,11 @@ class Outer(Form):
     __slots__ = ("left", "right")
 
     def __init__(self, left: Tensor, right: Tensor, shape: torch.Size) -> None:
-        dtype = torch.promote_types(left.dtype, right.dtype)
-        super().__init__(left.shape[0], shape, dtype, right.device)
-        self.left, self.right = left.to(dtype), right.to(dtype)
+        if left.dtype is not right.dtype:
+            dtype = torch.promote_types(left.dtype, right.dtype)
+            left, right = left.to(dtype), right.to(dtype)
+        self.n, self.shape, self.dtype = left.shape[0], shape, left.dtype
+        self.device, self.left, self.right = right.device, left, right
 
     # ------------------------------------------------------------------ sizes and costs
 
@@ -55,7 +57,7 @@ class Outer(Form):
 
     def nbytes(self) -> int:
         """Bytes of both factors."""
-        return sum(f.numel() * f.element_size() for f in (self.left, self.right))
+        return (self.left.numel() + self.right.numel()) * self.dtype.itemsize
 
     def work(self) -> int:
         """One product per position."""
@@ -74,12 +76,17 @@ class Outer(Form):
 
     def dense(self, first: int = 0, last: int | None = None) -> Tensor:
         """One batched matrix product."""
-        left, right = self.left[first:last], self.right[first:last]
-        if self.t == 1:  # bandwidth bound: a broadcast product beats bmm
+        left, right = self.left, self.right
+        if first or last is not None:
+            left, right = left[first:last], right[first:last]
+        n, k, t, _ = left.shape
+        if t == 1:  # bandwidth bound: a broadcast product beats bmm
             rows = left.transpose(2, 3) * right
+        elif k == 1:
+            rows = torch.bmm(left.squeeze(1).transpose(1, 2), right.squeeze(1))
         else:
             rows = torch.matmul(left.transpose(2, 3), right)
-        return rows.reshape(left.shape[0], *self.shape)
+        return rows.reshape(n, *self.shape)
 
     def wide_dense(self, first: int = 0, last: int | None = None) -> Tensor:
         """From widened factors."""

@@ -29,6 +29,10 @@ RANDOM = frozenset(
     binomial scaled_dot_product_attention lstm gru rnn_tanh rnn_relu fractional_max_pool2d
     fractional_max_pool3d native_dropout multinomial""".split()
 )
+# Recurrent layers and cells.
+RECURRENT = frozenset(
+    """lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell""".split()
+)
 # Besides the element-by-element operators: closed layouts and shapes alone decide where the
 # samples go, not values, strides or dtypes.
 BY_SHAPE = frozenset(

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .call import Rule, elementwise, first_only
-from .facts import ALIASING, BY_SHAPE, FRESH, RANDOM, SHAPE_ONLY
+from .facts import ALIASING, BY_SHAPE, FRESH, RANDOM, RECURRENT, SHAPE_ONLY
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,7 @@ class Operator:
     random: bool = False
     by_shape: bool = False
     graph: bool = False
+    recurrent: bool = False
 
 
 RULES: dict[str, Rule] = {}
@@ -175,6 +176,7 @@ def describe_operator(function: Any, name: str) -> Operator:
         shape_only=short in SHAPE_ONLY,
         fresh=short in FRESH,
         random=short in RANDOM,
+        recurrent=short in RECURRENT,
         graph=short in ("backward", "grad", "register_hook"),
         by_shape=not inplace and (short in BY_SHAPE or found in (elementwise, first_only)),
     )
@@ -192,13 +194,15 @@ def _whole(function: Any, name: str) -> bool:
     return name in _WHOLE or shadows
 
 
+_FOUND: dict[Any, Operator] = {}  # what was met so far
+
+
 def find(function: Any) -> Operator:
     """The operator record of anything the mode hands us."""
-    table = operators()
     try:
-        known = table.get(function)
+        known = _FOUND.get(function)
         if known is None:
-            known = table[function] = _late(function)
+            known = _FOUND[function] = operators().get(function) or _late(function)
     except TypeError:  # not hashable
         return _late(function)
     return known

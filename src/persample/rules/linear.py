@@ -137,11 +137,11 @@ def linear(use: Use, firing: Firing, n: int) -> Forms:
     grad, layout = firing.grads[0], use.out_layouts[0]
     if grad is None or weight.dim() != 2:
         raise Unsuited
-    if any(o.value is x for o in use.operands):
-        raise Unsuited
     left = by_sample(grad, layout, n, 1)
     found: Forms = []
     for operand in use.operands:
+        if operand.value is x:
+            raise Unsuited
         if operand.value is bias:
             found.append(
                 Dense(left.sum(1, dtype=wide(grad.dtype)) if left.shape[1] != 1 else left[:, 0])
