@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import _engine_run_backward
 
-from .enter import entered
 from .errors import (
     MissedUseError,
     MixedSamplesError,
@@ -25,7 +25,6 @@ from .marks import Derived
 if TYPE_CHECKING:
     from .recorder import Recorder
 
-_backward = entered(torch.autograd.backward)
 LOOP = 'record(..., unproven="loop") computes the gradient of each loss by its own backward pass'
 
 
@@ -100,10 +99,7 @@ def checked_backward(
     keep = retain_graph or recorder.loop or recorder.lean
     ledger.retain = keep
     with receiving(recorder, factor):
-        if recorder.native:
-            _backward(losses, seed, retain_graph=keep, inputs=[recorder.anchor])
-        else:
-            _backward(losses, seed, retain_graph=keep)
+        _backward(losses, seed, keep, (recorder.anchor,) if recorder.native else ())
     trouble = ledger.trouble
     if trouble is None:
         if ledger.lean is not None:
@@ -123,6 +119,13 @@ def checked_backward(
     ledger.clear()
     ledger.backwards = 0
     loop.one_by_one(recorder, losses, retain_graph=retain_graph)
+
+
+def _backward(losses: Tensor, seed: Tensor, retain: bool, inputs: tuple[Tensor, ...] = ()) -> None:
+    """``torch.autograd.backward`` without its checks: losses and seed have been looked at."""
+    _engine_run_backward(
+        (losses,), (seed,), retain, False, inputs, allow_unreachable=True, accumulate_grad=True
+    )
 
 
 def revisit(
@@ -153,7 +156,7 @@ def revisit(
     try:
         # questions run with the recorder switched off; recomputation must see it
         with torch._C._EnableTorchFunction(), receiving(recorder, factor):
-            _backward(losses, seed, retain_graph=ledger.retain)
+            _backward(losses, seed, ledger.retain)
         if ledger.trouble is not None:
             raise ledger.trouble
         lean.finish()

@@ -106,9 +106,9 @@ class Inputs:
         colours = ids.to(tensor.device, torch.long).view(view)
         self.recorder.marks.put(tensor, explicit(colours, self.recorder.n))
 
-    def install(self, model: nn.Module) -> None:
-        """Hook every module (removed again when the block ends, and while a module runs)."""
-        self._hooked = [m for m in model.modules() if not isinstance(m, torch.jit.ScriptModule)]
+    def install(self, modules: Iterable[nn.Module]) -> None:
+        """Hook all of them (undone when the block ends, and while a module runs)."""
+        self._hooked = [m for m in modules if not isinstance(m, torch.jit.ScriptModule)]
         self._hook(self._hooked)
 
     def _hook(self, modules: list[nn.Module]) -> None:

@@ -112,7 +112,7 @@ def _tap(
         made = source(operator, recorder, result) if wanted else result
         if made is not None:
             if wanted:
-                use.add(0, states, None, result)
+                use.single(states, result)
                 if recorder.expects:
                     recorder.tape._ledger.expect(use)
                 hook(use, result, made, saved)
@@ -123,11 +123,19 @@ def _tap(
     collect(result, outs)
     each = list(states) if isinstance(states, list) else [states] * len(outs)
     each = [_checked(operator, out, state) for out, state in zip(outs, each, strict=True)]
-    for k, (out, state) in enumerate(zip(outs, each, strict=True)):
-        if state is not None and (out.is_floating_point() or out.is_complex()):
-            # a result that is not followed is tapped too: a gradient that reaches it is refused
-            layout = state if isinstance(state, Layout) else closed(0)
-            use.add(k, layout, state.reason if isinstance(state, Mixed) else None, out)
+    # a result that is not followed is tapped too: a gradient that reaches it is refused
+    use.several(
+        [
+            (
+                k,
+                state if isinstance(state, Layout) else closed(0),
+                state.reason if isinstance(state, Mixed) else None,
+                out,
+            )
+            for k, (out, state) in enumerate(zip(outs, each, strict=True))
+            if state is not None and (out.is_floating_point() or out.is_complex())
+        ]
+    )
     if use.results and wanted:
         dirty = operator.fresh and len(outs) == 1
         if dirty and outs[0]._base is not None:  # a view of a result that nobody else sees

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -146,7 +147,9 @@ def pieces(ledger: Ledger, entry: Entry, splits: list[Split | None], n: int) -> 
         layout if s is None else Layout(0, 1, s.ids.to(device))
         for layout, s in zip(use.out_layouts, splits, strict=True)
     ]
-    forms, _ = ledger.forms_of(replace(use, out_layouts=layouts), firing, n * first.count)
+    finer = copy(use)
+    finer.out_layouts = layouts
+    forms, _ = ledger.forms_of(finer, firing, n * first.count)
     form = forms[where]
     assert form is not None
     return form.rows if isinstance(form, OfTable) else form

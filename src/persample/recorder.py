@@ -100,7 +100,8 @@ class Recorder:
                 why="grad, vmap and jvp replace the tensors that the recorder follows",
                 fix="record outside the transform",
             )
-        modules = {id(module) for module in self.model.modules()}
+        found = list(self.model.modules())
+        modules = {id(module) for module in found}
         if any(not modules.isdisjoint(other) for other in _OPEN):
             raise UsageError(
                 "this model is being recorded already",
@@ -114,7 +115,7 @@ class Recorder:
         _OPEN.append(modules)
         try:
             eagerly(self)
-            self.inputs.install(self.model)
+            self.inputs.install(found)
             self.mode.__enter__()
         except BaseException:
             self._leave()

@@ -207,6 +207,6 @@ def _use(recorder: Recorder, weight: Tensor, bias: Tensor | None, layout: Layout
         operands=operands, data=[0], layouts=[layout], place=here(), inplace=False, rng=None,
         autocast=(),
     )  # fmt: skip
-    use.add(0, layout, None, weight.detach().new_empty(0, weight.shape[0]))
+    use.single(layout, weight.detach().new_empty(0, weight.shape[0]))
     recorder.tape._ledger.expect(use)
     return use

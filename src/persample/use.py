@@ -129,20 +129,25 @@ class Use:
     inplace: bool
     rng: RandomState | None
     autocast: tuple[tuple[str, torch.dtype], ...]
-    results: list[int] = field(default_factory=list)
-    out_layouts: list[Layout] = field(default_factory=list)
-    refused: list[Reason | None] = field(default_factory=list)
-    out_shapes: list[torch.Size] = field(default_factory=list)
-    out_dtypes: list[torch.dtype] = field(default_factory=list)
+    results: list[int] = field(init=False)
+    out_layouts: list[Layout] = field(init=False)
+    refused: list[Reason | None] = field(init=False)
+    out_shapes: list[torch.Size] = field(init=False)
+    out_dtypes: list[torch.dtype] = field(init=False)
     fingerprint: Tensor | None = None
 
-    def add(self, index: int, layout: Layout, refused: Reason | None, out: Tensor) -> None:
-        """A result that is tapped."""
-        self.results.append(index)
-        self.out_layouts.append(layout)
-        self.refused.append(refused)
-        self.out_shapes.append(out.shape)
-        self.out_dtypes.append(out.dtype)
+    def several(self, tapped: Sequence[tuple[int, Layout, Reason | None, Tensor]]) -> None:
+        """The results that are tapped: index, layout, why its gradient is refused, tensor."""
+        self.results = [index for index, _, _, _ in tapped]
+        self.out_layouts = [layout for _, layout, _, _ in tapped]
+        self.refused = [reason for _, _, reason, _ in tapped]
+        self.out_shapes = [out.shape for _, _, _, out in tapped]
+        self.out_dtypes = [out.dtype for _, _, _, out in tapped]
+
+    def single(self, layout: Layout, out: Tensor) -> None:
+        """The only result, and it is tapped."""
+        self.results, self.out_layouts, self.refused = [0], [layout], [None]
+        self.out_shapes, self.out_dtypes = [out.shape], [out.dtype]
 
     def fire(self, saved: tuple[Tensor, ...], grads: tuple[Tensor | None, ...]) -> None:
         """Called by the tap in backward."""
