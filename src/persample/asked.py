@@ -91,16 +91,18 @@ class Asked:
         c: Mapping[str, Tensor],
         *,
         bad: Tensor | None = None,
+        certain: bool = False,
         wide: bool = False,
         last: bool = False,
     ) -> Grads:
-        """Σ cᵢ gᵢ; ``bad`` samples are taken out before any batched kernel: 0 · NaN is NaN."""
-        certain = bad is not None
-        drop = bad if bad is not None and bool(bad.any()) else None
+        """Σ cᵢ gᵢ; ``bad`` samples are taken out before any batched kernel: 0 · NaN is NaN.
+
+        ``certain``: from what certified bounds were computed from. ``wide``: float32 at least.
+        """
         sums: Grads = {}
 
         def visit(name: str, form: Form) -> None:
-            form = form if drop is None else form.without(drop)
+            form = form if bad is None else form.without(bad)
             value = form.certain_sum(c[name]) if certain else form.weighted_sum(c[name])
             sums[name] = sums[name] + value if name in sums else value
 

@@ -298,9 +298,12 @@ class Calls:
         if not operator.aliasing:
             return None
         base = out._base
-        if base is not None:
-            return self._table.get(id(base))
-        return self._table.get(id(source)) if operator.name == "detach" else None
+        if base is None:
+            return self._table.get(id(source)) if operator.name == "detach" else None
+        known = self._table.get(id(base))
+        if known is None and source._base is base:  # two views of what nobody else sees
+            return self._table.get(id(source))
+        return known
 
 
 def _lasting(states: Any) -> bool:

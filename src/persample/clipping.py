@@ -60,9 +60,9 @@ Rule = Coefficients | Grouped | Callable[[Tensor], Tensor]
 def coefficients(rule: Rule, bounds: Tensor, max_norm: float) -> Tensor:
     """The rule's coefficients for certified norms, never more than C / norm; zero if not finite."""
     finite = torch.isfinite(bounds)
-    safe = torch.where(finite, bounds, torch.ones_like(bounds)).clamp(
-        min=torch.finfo(bounds.dtype).tiny
-    )
+    safe = torch.where(finite, bounds, 1.0).clamp_(min=torch.finfo(bounds.dtype).tiny)
+    if rule is flat or rule is automatic:  # these keep to C / norm
+        return rule(safe, max_norm).mul_(finite)
     try:
         given = rule(safe, max_norm)  # type: ignore[call-arg, operator]
     except TypeError:
@@ -75,4 +75,4 @@ def coefficients(rule: Rule, bounds: Tensor, max_norm: float) -> Tensor:
     if not bool(torch.isfinite(given).all()) or bool((given < 0).any()):
         raise UsageError("a clipping rule returned a negative or non-finite coefficient")
     limited = torch.minimum(given.to(bounds.dtype), max_norm / safe)
-    return torch.where(finite, limited, torch.zeros_like(limited))
+    return torch.where(finite, limited, 0.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import linecache
 import os
 import sys
@@ -57,21 +56,21 @@ class NonFiniteWarning(UserWarning):
 
 
 Place = tuple[CodeType, int]
+_FILES: dict[str, bool] = {}  # whether a file is torch's or ours
 
 
 def here() -> Place | None:
     """The innermost frame of the caller's own code (not torch, not persample)."""
-    frame = sys._getframe(1)
+    frame, known = sys._getframe(1), _FILES
     while frame is not None:
-        if not _is_hidden(frame.f_code.co_filename):
+        name = frame.f_code.co_filename
+        hidden = known.get(name)
+        if hidden is None:
+            hidden = known[name] = name.startswith(_HIDDEN) or name.startswith("<")
+        if not hidden:
             return frame.f_code, frame.f_lineno
         frame = frame.f_back  # type: ignore[assignment]
     return None
-
-
-@functools.cache
-def _is_hidden(name: str) -> bool:
-    return name.startswith(_HIDDEN) or name.startswith("<")
 
 
 def from_torch() -> bool:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from .cells import CELLS, cell
 from .errors import Reason, here
-from .layout import CONSTANT, Additive, Constant, Layout, Mixed, State, closed, reshape
-from .marks import Derived, Mark, same
+from .layout import CONSTANT, Additive, Constant, Layout, Mixed, State, closed
+from .marks import Derived, same
 from .operands import operand_of
 from .propagate import Operator, collect
 from .tap import Tap, hook, source
@@ -116,8 +116,7 @@ def _tap(
                 if recorder.expects:
                     recorder.tape._ledger.expect(use)
                 hook(use, result, made, saved)
-            like = None if made is result else _mark_base(recorder, result, made, states)
-            recorder.marks.put(result, states, like)
+            recorder.marks.put(result, states)
             return result
     outs: list[Tensor] = []
     collect(result, outs)
@@ -156,13 +155,6 @@ def _tap(
         elif tensor.requires_grad:
             recorder.marks.put(tensor, CONSTANT)
     return _rebuild(result, iter(outs))
-
-
-def _mark_base(recorder: Recorder, view: Tensor, base: Tensor, layout: Layout) -> Mark | None:
-    """What a result is a reshaped view of: other views of it share its memory."""
-    marks = recorder.marks
-    marks.put(base, reshape(layout, view.shape, base.shape, marks.n or 0, base.device))
-    return marks.table.get(id(base))
 
 
 def _checked(operator: Operator, out: Tensor, state: State | None) -> State | None:

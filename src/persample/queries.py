@@ -26,9 +26,12 @@ class Sum:
 
 
 def added(parts: Mapping[str, Tensor], n: int, device: torch.device) -> Tensor:
-    """Σ over parameters, in the widest dtype."""
+    """Σ over parameters, in the widest dtype: a fresh tensor."""
+    values = list(parts.values())
+    if values and all(v.dtype is values[0].dtype and v.device == device for v in values):
+        return torch.stack(values).sum(0)
     total = Sum(n, device=device)
-    for value in parts.values():
+    for value in values:
         total.add(value)
     return total.value
 

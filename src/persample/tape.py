@@ -157,15 +157,17 @@ class Tape(Products, Moments):
             groups = rule.split(names) if isinstance(rule, Grouped) else [tuple(names)]
             within = rule.within if isinstance(rule, Grouped) else rule
             bounds = self._ledger.sq_norms(names, bounds=True)
-            bad = ~torch.isfinite(queries.added(bounds, self.n, self._device()))
-            self._warn(bad)
+            whole = queries.added(bounds, self.n, self._device())
+            bad = self._nonfinite(whole)
             c: dict[str, Tensor] = {}
             for group in groups:
-                mine = {name: bounds[name] for name in group if name in bounds}
-                sizes = queries.added(mine, self.n, self._device()).sqrt_()
-                share = coefficients(within, sizes, float(max_norm) / len(groups) ** 0.5)
-                c.update(dict.fromkeys(group, share.masked_fill(bad, 0)))
-            return self._summed(names, c, bad=bad, wide=True, last=True)
+                sizes = whole
+                if len(groups) > 1:
+                    mine = {name: bounds[name] for name in group if name in bounds}
+                    sizes = queries.added(mine, self.n, self._device())
+                share = coefficients(within, sizes.sqrt(), float(max_norm) / len(groups) ** 0.5)
+                c.update(dict.fromkeys(group, share if bad is None else share.masked_fill(bad, 0)))
+            return self._summed(names, c, bad=bad, certain=True, wide=True, last=True)
 
     def nonfinite(self, *, params: Params = None) -> Tensor:
         """Samples whose gradient holds NaN or inf, or overflows when squared: indices."""
@@ -214,8 +216,13 @@ class Tape(Products, Moments):
             raise UsageError("coefficients must be finite")
         return c.detach().to(self._device())
 
-    def _warn(self, bad: Tensor) -> None:
-        if not self._warned and bool(bad.any()):
+    def _nonfinite(self, sq_norms: Tensor) -> Tensor | None:
+        """Which samples are not finite, told once; None if all are."""
+        finite = torch.isfinite(sq_norms)
+        if bool(finite.all()):
+            return None
+        bad = ~finite
+        if not self._warned:
             self._warned = True
             which = bad.nonzero().flatten().tolist()
             warnings.warn(
@@ -223,6 +230,7 @@ class Tape(Products, Moments):
                 NonFiniteWarning,
                 stacklevel=3,
             )
+        return bad
 
 
 def _unfit(grads: Mapping[str, Tensor], selected: Mapping[str, Tensor]) -> UsageError | None:
