@@ -13,10 +13,10 @@ SOURCE = Path(persample.__file__).parent
 ORDER = [
     "errors", "layout", "propagate", "forms", "use", "marks", "parameters", "distributed", "rules",
     "tap", "enter", "eager", "inputs", "entries", "explain", "clipping", "queries", "lean",
-    "ledger", "positions", "asked", "products", "moments", "tape", "custom", "loop", "backward",
-    "engine", "operands", "cells", "lstm", "recurrence", "projection", "unroll", "meeting", "calls",
-    "recorder", "entry", "testing", "check", "expanded_weights", "memory", "inspection", "target",
-    "demonstration", "cli", "__main__",
+    "intake", "ledger", "positions", "asked", "products", "moments", "tape", "custom", "loop",
+    "backward", "engine", "operands", "cells", "lstm", "recurrence", "projection", "unroll",
+    "meeting", "calls", "recorder", "entry", "testing", "check", "expanded_weights", "memory",
+    "inspection", "target", "demonstration", "cli", "__main__",
 ]  # fmt: skip
 
 

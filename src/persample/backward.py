@@ -80,19 +80,8 @@ def checked_backward(
                 raise
             loop.one_by_one(recorder, losses, retain_graph=retain_graph)
             return
-    if recorder.native and recorder.custom.reentrant:
-        raise UsageError(
-            "verify=True and unproven='loop' cannot pass reentrant checkpointing",
-            why="torch allows only a plain backward through it",
-            fix="checkpoint(..., use_reentrant=False)",
-        )
+    _expect_possible(recorder)
     if ledger.lean is not None:
-        if ledger.lean.done:
-            raise UsageError(
-                "a second backward in a lean recording",
-                why="norms of a sum are not sums of norms, and nothing of the first was kept",
-                fix="tape.backward(a + b), or record without lean",
-            )
         ledger.lean.begin(patient=recorder.custom.reentrant)
     # loop: what taps cannot see would be lost, so the answer is compared with autograd's, too
     reference = None if scalar or not recorder.native else loop.reference(recorder, losses)
@@ -119,6 +108,23 @@ def checked_backward(
     ledger.clear()
     ledger.backwards = 0
     loop.one_by_one(recorder, losses, retain_graph=retain_graph)
+
+
+def _expect_possible(recorder: Recorder) -> None:
+    """Refuse a backward pass that this kind of recording cannot follow."""
+    if recorder.native and recorder.custom.reentrant:
+        raise UsageError(
+            "verify=True and unproven='loop' cannot pass reentrant checkpointing",
+            why="torch allows only a plain backward through it",
+            fix="checkpoint(..., use_reentrant=False)",
+        )
+    lean = recorder.tape._ledger.lean
+    if lean is not None and lean.done:
+        raise UsageError(
+            "a second backward in a lean recording",
+            why="norms of a sum are not sums of norms, and nothing of the first was kept",
+            fix="tape.backward(a + b), or record without lean",
+        )
 
 
 def _backward(losses: Tensor, seed: Tensor, retain: bool, inputs: tuple[Tensor, ...] = ()) -> None:

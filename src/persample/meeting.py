@@ -34,25 +34,11 @@ def meet(
         if found is not None:
             return found
     leaves, template = taken_apart(args, kwargs)
-    kept, saved = list(leaves), []
-    operands: list[Operand] = []
-    data: list[int] = []
-    mine = [id(t) for t in parties.owned]
-    run = leaves if recorder.native else list(leaves)
-    for k, value in enumerate(leaves):
-        if isinstance(value, Tensor):
-            kept[k] = None
-            if id(value) in mine:
-                operand = operand_of(recorder, k, value)
-                operands.append(operand)
-                if run is not leaves:
-                    run[k] = operand.value
-            else:
-                data.append(k)
-                saved.append(value)
+    operands, data, kept, run = _sides(recorder, leaves, parties.owned)
+    saved = [leaves[k] for k in data]
     target = leaves[0] if operator.inplace else None
     if target is not None:  # run on a copy, give the target its value and history afterwards
-        run = [run[0].clone(), *run[1:]]
+        run[0] = run[0].clone()
         saved = [target.detach().clone() if k == 0 else leaves[k] for k in data]
         parties.coloured = [(run[0] if t is target else t, s) for t, s in parties.coloured]
     device = parties.owned[0].device
@@ -72,6 +58,27 @@ def meet(
         return tapped
     _write_back(recorder, target, tapped)
     return target
+
+
+def _sides(
+    recorder: Recorder, leaves: list[Any], owned: list[Tensor]
+) -> tuple[list[Operand], list[int], list[Any], list[Any]]:
+    """Parameters, places of data, the leaves without either, and what the operator runs on."""
+    operands: list[Operand] = []
+    data: list[int] = []
+    mine = [id(t) for t in owned]
+    kept, run = list(leaves), list(leaves)
+    for k, value in enumerate(leaves):
+        if isinstance(value, Tensor):
+            kept[k] = None
+            if id(value) in mine:
+                operand = operand_of(recorder, k, value)
+                operands.append(operand)
+                if not recorder.native:
+                    run[k] = operand.value
+            else:
+                data.append(k)
+    return operands, data, kept, run
 
 
 def _stepwise(recorder: Recorder, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
