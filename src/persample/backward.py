@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import _engine_run_backward
+from torch.autograd.graph import GradientEdge, _engine_run_backward
 
 from .errors import (
     MissedUseError,
@@ -88,7 +88,7 @@ def checked_backward(
     keep = retain_graph or recorder.loop or recorder.lean
     ledger.retain = keep
     with receiving(recorder, factor):
-        _backward(losses, seed, keep, (recorder.anchor,) if recorder.native else ())
+        engine([losses], [seed], keep, [recorder.anchor] if recorder.native else ())
     trouble = ledger.trouble
     if trouble is None:
         if ledger.lean is not None:
@@ -127,11 +127,17 @@ def _expect_possible(recorder: Recorder) -> None:
         )
 
 
-def _backward(losses: Tensor, seed: Tensor, retain: bool, inputs: tuple[Tensor, ...] = ()) -> None:
-    """``torch.autograd.backward`` without its checks: losses and seed have been looked at."""
+def engine(
+    roots: Sequence[Tensor | GradientEdge],
+    seeds: Sequence[Tensor],
+    retain: bool,
+    inputs: Sequence[Tensor] = (),
+) -> None:
+    """``torch.autograd.backward`` without its checks: roots and seeds have been looked at."""
     _engine_run_backward(
-        (losses,), (seed,), retain, False, inputs, allow_unreachable=True, accumulate_grad=True
-    )
+        tuple(roots), tuple(seeds), retain, False, tuple(inputs),
+        allow_unreachable=True, accumulate_grad=True,
+    )  # fmt: skip
 
 
 def revisit(
@@ -162,7 +168,7 @@ def revisit(
     try:
         # questions run with the recorder switched off; recomputation must see it
         with torch._C._EnableTorchFunction(), receiving(recorder, factor):
-            _backward(losses, seed, ledger.retain)
+            engine([losses], [seed], ledger.retain)
         if ledger.trouble is not None:
             raise ledger.trouble
         lean.finish()

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from ..backward import expect_no_hooks, receiving
-from ..enter import entered
+from ..backward import engine, expect_no_hooks, receiving
 from ..entry import record
 from ..errors import MixedSamplesError, StaleError, UsageError
 from ..layout import Mixed
@@ -26,8 +25,6 @@ from .containers import mapped
 from .contract import accumulate
 from .own import use_own_rules
 from .written import Written
-
-_backward = entered(torch.autograd.backward)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +63,9 @@ class Stretch:
         try:
             if wanted:
                 self._expect(k for k, _ in pairs)
-                self._into_grad_sample(lambda: _backward(roots, seeds, keep))
+                self._into_grad_sample(lambda: engine(roots, seeds, keep))
             elif self.inputs:
-                self._silently(lambda: _backward(roots, seeds, keep, inputs=self.inputs))
+                self._silently(lambda: engine(roots, seeds, keep, self.inputs))
             return [x.grad for x in self.inputs]
         finally:
             for x in self.inputs:
