@@ -33,9 +33,16 @@ def coefficients(norms: Tensor, bound: float) -> Tensor:
     return (bound / (norms + 1e-6)).clamp(max=1.0)
 
 
-def rows_clipped(grads: Grads, bound: float) -> Grads:
+def true_norms(grads: Grads) -> Tensor:
+    """‖gᵢ‖ summed in float64: float32 loses four digits over millions of elements."""
+    squares = [g.flatten(1).double().square_().sum(1) for g in grads.values()]
+    return torch.stack(squares).sum(0).sqrt()
+
+
+def rows_clipped(grads: Grads, bound: float, norms: Tensor | None = None) -> Grads:
     """Σ cᵢ gᵢ from materialised gradients."""
-    c = coefficients(rows_norms(grads), bound)
+    c = coefficients(rows_norms(grads) if norms is None else norms, bound)
+    c = c.to(next(iter(grads.values())).dtype)
     return {name: (c @ g.flatten(1)).view(g.shape[1:]) for name, g in grads.items()}
 
 
@@ -79,10 +86,10 @@ class Referee:
 
     def __init__(self, case: Case, bound: float | None = None) -> None:
         self.grads = truth(case)
-        self.norms = rows_norms(self.grads)
+        self.norms = true_norms(self.grads)
         # half of the samples are clipped
         self.bound = float(self.norms.median()) if bound is None else bound
-        self.clipped = rows_clipped(self.grads, self.bound)
+        self.clipped = rows_clipped(self.grads, self.bound, self.norms)
 
     def error(self, question: str, answer: Any) -> float:
         """The largest relative error, over parameters where there are several."""
@@ -100,7 +107,9 @@ class Referee:
         side of zero makes the two disagree. No library can be judged on such data.
         """
         net, x, y, loss = case
-        c = torch.randn(len(x), generator=torch.Generator().manual_seed(0)).to(self.norms.dtype)
+        c = torch.randn(len(x), generator=torch.Generator().manual_seed(0)).to(
+            x.dtype if x.is_floating_point() else next(net.parameters()).dtype
+        )
         named = trained(case)
         found = torch.autograd.grad(
             (c * loss(net(x), y)).sum(), list(named.values()), allow_unused=True,
