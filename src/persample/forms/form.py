@@ -154,6 +154,10 @@ class Form:
         found = self.sq_bounds()
         return self.sq_norms(), found
 
+    def certified(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Squared norms, their bounds, and :meth:`rounding`, from the same products."""
+        return *self.measured(), self.rounding()
+
     def weighted_sum(self, c: Tensor) -> Tensor:
         """Σᵢ cᵢ gᵢ: (*shape)."""
         total = torch.zeros(self.shape, dtype=wide(self.dtype), device=self.device)

@@ -195,21 +195,26 @@ class Outer(Form):
 
     def measured(self) -> tuple[Tensor, Tensor]:
         """Norms, and bounds from the same products."""
+        return self.certified()[:2]
+
+    def certified(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Norms, bounds and rounding from the same products."""
         if self.dtype.is_complex or self.dtype == torch.float64:
             found = self.sq_norms()
-            return found, found
+            return found, found, super().rounding()
         found, energy = self._norms_and_energy(energy=True)
         a, b = self.left.shape[3], self.right.shape[3]
         if self.t == 1:  # nothing can cancel
             unit = torch.finfo(found.dtype).eps
-            return found, found * (1 + unit * (4 * (math.sqrt(a) + math.sqrt(b)) + 16))
+            bound = found * (1 + unit * (4 * (math.sqrt(a) + math.sqrt(b)) + 16))
+            return found, bound, super().rounding()
 
         def exactly(which: Tensor) -> Tensor:
             return Outer(
                 self.left[which].double(), self.right[which].double(), self.shape
             )._direct()
 
-        return found, guarded(found, energy, a, b, self.t, exactly)
+        return found, *guarded(found, energy, a, b, self.t, exactly)
 
     def weighted_sum(self, c: Tensor) -> Tensor:
         """(c ∘ left)ᵀ right, one matrix product over all samples and positions."""
@@ -307,21 +312,27 @@ class Outer(Form):
 
 def rounded(energy: Tensor, t: int) -> Tensor:
     """What a sum of t terms with this energy may be off by."""
-    return 8 * torch.finfo(energy.dtype).eps * (t * energy).sqrt()
+    return (t * energy).sqrt_().mul_(8 * torch.finfo(energy.dtype).eps)
 
 
 def guarded(
     found: Tensor, energy: Tensor, a: int, b: int, t: int, exactly: Callable[[Tensor], Tensor]
-) -> Tensor:
-    """Norms from products of t positions of lengths a and b, plus what rounding can have hidden."""
+) -> tuple[Tensor, Tensor]:
+    """Norms from products of t positions of lengths a and b, plus what rounding can have hidden.
+
+    Also what the sum of the positions may be off by.
+    """
     unit = torch.finfo(found.dtype).eps
-    slack = unit * (4 * (math.sqrt(a) + math.sqrt(b)) * energy + 16 * found)
+    slack = (16 * unit * found).add_(energy, alpha=4 * unit * (math.sqrt(a) + math.sqrt(b)))
     doubtful = slack > 1e-3 * found
-    sizes = found + slack
-    if t > 1 and bool(doubtful.any()):
+    sizes = slack.add_(found)
+    if t == 1:
+        return sizes, torch.zeros_like(sizes)
+    if bool(doubtful.any()):
         which = doubtful.nonzero().flatten()
         sizes[which] = (exactly(which) * (1 + 1e-6)).to(sizes.dtype)
-    return (sizes.sqrt() + rounded(energy, t)).square() if t > 1 else sizes
+    rounding = rounded(energy, t)
+    return sizes.sqrt_().add_(rounding).square_(), rounding
 
 
 def concatenated(forms: list[Outer]) -> Outer:

@@ -67,6 +67,14 @@ class Part(Mapped):
         """Those of the view."""
         return self.form.sq_bounds()
 
+    def measured(self) -> tuple[Tensor, Tensor]:
+        """Those of the view."""
+        return self.form.measured()
+
+    def certified(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Those of the view."""
+        return self.form.certified()
+
     def weighted_sum(self, c: Tensor) -> Tensor:
         """The view's sum in its place."""
         return self._placed(self.form.weighted_sum(c))

@@ -218,7 +218,7 @@ class Patches(Form):
             found, energy = self._by_positions()
             b = self.size // self.shape[0]
             t = self.grad.shape[2:].numel()
-            return found, guarded(found, energy, self.shape[0], b, t, self._exactly)
+            return found, guarded(found, energy, self.shape[0], b, t, self._exactly)[0]
         found, sizes = self.sq_norms(), self._sizes()
         unit = torch.finfo(torch.float32).eps
         slack = unit**2 * 1e4 * sizes

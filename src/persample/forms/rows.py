@@ -141,11 +141,13 @@ class Rows(Form):
 
     def weighted_sum(self, c: Tensor) -> Tensor:
         """One index_add."""
-        dtype = wide(self.dtype)
-        out = torch.zeros(self.shape, dtype=dtype, device=self.device)
-        weights = c.to(dtype)[self.sample].unsqueeze(1)
+        return self.add_sum(torch.zeros(self.shape, dtype=wide(self.dtype), device=self.device), c)
+
+    def add_sum(self, out: Tensor, c: Tensor) -> Tensor:
+        """Σᵢ cᵢ gᵢ added to what is there."""
+        weights = c.to(out.dtype)[self.sample].unsqueeze(1)
         for part in self._runs():
-            out.index_add_(0, self.index[part], self.values[part].to(dtype) * weights[part])
+            out.index_add_(0, self.index[part], self.values[part].to(out.dtype) * weights[part])
         return out
 
     def _runs(self) -> Iterator[slice]:
@@ -187,6 +189,13 @@ class Rows(Form):
         """
         dtype = wide(self.dtype)
         out = self.values.new_zeros(self.n, dtype=real(self.dtype))
+        count = self.index.numel() // max(self.n, 1)
+        even = torch.arange(self.n, device=self.device).repeat_interleave(count)
+        fits = 2 * self.n * outer.t * count * dtype.itemsize <= scratch()
+        if fits and self.dtype == outer.dtype == dtype and torch.equal(self.sample, even):
+            index = self.index.view(self.n, 1, count).expand(-1, outer.t, -1)
+            products = torch.bmm(outer.right[:, 0], self.values.view(self.n, count, -1).mT)
+            return products.mul_(outer.left[:, 0].gather(2, index)).sum((1, 2))
         order = torch.argsort(self.sample, stable=True)
         counts = torch.bincount(self.sample, minlength=self.n).tolist()
         at = 0
@@ -194,7 +203,7 @@ class Rows(Form):
             part = order[at : at + count]
             at += count
             if count:
-                picked = outer.left[i, 0].to(dtype)[:, self.index[part]]
+                picked = outer.left[i, 0].index_select(1, self.index[part]).to(dtype)
                 products = outer.right[i, 0].to(dtype) @ self.values[part].to(dtype).T
                 out[i] = (picked * products).sum()
         return out

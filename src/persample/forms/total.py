@@ -79,10 +79,16 @@ class Total(Form):
 
     def weighted_sum(self, c: Tensor) -> Tensor:
         """Linear: the parts' sums, added."""
+        pair = self.tied()
+        if pair is not None and wide(pair[0].dtype) == wide(pair[1].dtype):
+            rows, outer = pair
+            return rows.add_sum(outer.weighted_sum(c), c)
         return added([f.weighted_sum(c) for f in self.forms])
 
     def certain_sum(self, c: Tensor) -> Tensor:
         """Linear."""
+        if self.tied() is not None:  # their certain sums are their weighted sums
+            return self.weighted_sum(c)
         return added([f.certain_sum(c) for f in self.forms])
 
     def dot(self, direction: Tensor) -> Tensor:
@@ -103,23 +109,33 @@ class Total(Form):
         pair = self.tied()
         if pair is not None:
             rows, outer = pair
-            return (rows.sq_norms() + outer.sq_norms() + 2 * rows.cross(outer)).clamp_(min=0)
+            return _joined(rows.sq_norms() + outer.sq_norms(), rows.cross(outer))
         if self.disjoint():
             return added([f.sq_norms() for f in self.forms])
         return super().sq_norms()
 
     def sq_bounds(self) -> Tensor:
         """Disjoint parts have bounds of their own; else the triangle inequality guards rounding."""
+        return self.measured()[1]
+
+    def measured(self) -> tuple[Tensor, Tensor]:
+        """Norms and bounds, each part looked at once."""
         if self.disjoint():
-            return added([f.sq_bounds() for f in self.forms])
-        found = self.sq_norms()
-        sizes = added([f.sq_bounds().sqrt() for f in self.forms])
+            apart = [f.measured() for f in self.forms]
+            return added([p[0] for p in apart]), added([p[1] for p in apart])
+        parts = [f.certified() for f in self.forms]
+        pair = self.tied()
+        if pair is not None:
+            found = _joined(added([p[0] for p in parts]), pair[0].cross(pair[1]))
+        else:
+            found = super().sq_norms()
+        sizes = added([p[1].sqrt() for p in parts])
         unit = torch.finfo(found.dtype).eps
         bound = found + 64 * unit * sizes.square()
-        if self.tied() is not None:
+        if pair is not None:
             bound = self._written(bound > found * (1 + 1e-3), bound)
         # the sum is rounded part by part, and so are the rows that the norm was taken of
-        return (bound.sqrt() + 2 * self.rounding()).square()
+        return found, (bound.sqrt() + 2 * added([p[2] for p in parts])).square()
 
     def rounding(self) -> Tensor:
         """That of all parts."""
@@ -149,6 +165,11 @@ class Total(Form):
             return False
         ranges = sorted(f.span() for f in self.forms if isinstance(f, Part))
         return all(a[1] <= b[0] for a, b in itertools.pairwise(ranges))
+
+
+def _joined(apart: Tensor, cross: Tensor) -> Tensor:
+    """‖a + b‖² of ‖a‖² + ‖b‖² and ⟨a, b⟩."""
+    return apart.add_(cross, alpha=2).clamp_(min=0)
 
 
 def total(forms: list[Form]) -> Form:

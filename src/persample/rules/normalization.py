@@ -2,33 +2,67 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..forms import Dense, wide
-from ..layout import Layout, remap
+from ..layout import remap
 from ..use import Firing, Use
 from .rows import Unsuited, by_sample
 from .table import Forms, rule
 
+_FEW = 8  # positions that are faster added up than multiplied by a row
 
-def _forms(
-    use: Use,
-    weight: Tensor | None,
-    normalised: Tensor,
-    grad: Tensor,
-    layout: Layout,
-    n: int,
-    keep: int,
+
+def _statistics(node: str, x: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Means and reciprocal deviations of the input, if the operator's node is about to run.
+
+    Rules are called before the node of the operator itself, which has kept them. In half precision
+    they are rounded, and better taken again.
+    """
+    current: Any = torch._C._current_autograd_node()
+    if current is None or current.name() != node or x.dtype != wide(x.dtype):
+        return None
+    seen: Tensor = current._saved_input
+    if seen.data_ptr() != x.data_ptr() or seen.shape != x.shape or seen.dtype != x.dtype:
+        return None  # autocast made a tensor of its own
+    mean, rstd = current._saved_result1, current._saved_result2
+    return (mean, rstd) if mean.dtype == rstd.dtype == x.dtype else None
+
+
+def _trailing(
+    use: Use, firing: Firing, n: int, weight: Tensor | None, x: Tensor, *rest: Tensor
 ) -> Forms:
-    """Scale and shift over the last ``keep`` axes."""
+    """Scale and shift over the last axes: ``rest`` is the scale of each row, after its mean."""
+    grad, layout = _only(firing), use.out_layouts[0]
+    dtype, (*mean, rstd) = wide(torch.promote_types(grad.dtype, x.dtype)), rest
+    keep = use.operands[0].value.dim()
+    rows = by_sample(grad, layout, n, keep)
     found: Forms = []
     for operand in use.operands:
-        dtype = wide(grad.dtype)
-        product = grad * normalised.to(grad.dtype) if operand.value is weight else grad
-        rows = by_sample(product, layout, n, keep)
-        found.append(Dense(rows.sum(1, dtype=dtype).reshape(n, *operand.value.shape)))
+        if operand.value is weight:
+            data = by_sample(x, layout, n, keep).to(dtype)
+            scale = by_sample(rstd, layout, n, keep).to(dtype)
+            if mean:
+                product = (data - by_sample(mean[0], layout, n, keep)).mul_(rows)
+            else:
+                product = data * rows
+            found.append(Dense(_weighted(product, scale)))
+        else:
+            found.append(Dense(rows.sum(1, dtype=dtype)))
     return found
+
+
+def _weighted(rows: Tensor, scale: Tensor) -> Tensor:
+    """Σₜ scaleₜ rowsₜ of (n, t, …) and (n, t, 1, …)."""
+    n, t = rows.shape[:2]
+    if t < _FEW:  # a product for every sample costs more than it computes
+        return rows.mul_(scale).sum(1)
+    return torch.bmm(scale.reshape(n, 1, t), rows.flatten(2)).view(n, *rows.shape[2:])
 
 
 @rule("layer_norm")
@@ -37,29 +71,29 @@ def layer_norm(use: Use, firing: Firing, n: int) -> Forms:
     x, shape, weight, _, eps = use.bind(
         firing, "input", "normalized_shape", "weight", "bias", "eps"
     )
-    grad = _only(firing)
-    normalised = F.layer_norm(x.to(wide(x.dtype)), shape, None, None, 1e-5 if eps is None else eps)
-    return _forms(use, weight, normalised, grad, use.out_layouts[0], n, len(shape))
+    found = _statistics("NativeLayerNormBackward0", x)
+    if found is None:
+        eps, x = 1e-5 if eps is None else eps, x.to(wide(x.dtype))
+        found = torch.native_layer_norm(x, shape, None, None, eps)[1:]
+    return _trailing(use, firing, n, weight, x, *found)
 
 
 @rule("rms_norm")
 def rms_norm(use: Use, firing: Firing, n: int) -> Forms:
     """Over the trailing axes, without a mean."""
     x, shape, weight, eps = use.bind(firing, "input", "normalized_shape", "weight", "eps")
-    grad = _only(firing)
-    normalised = F.rms_norm(x, shape, None, eps)
-    return _forms(use, weight, normalised, grad, use.out_layouts[0], n, len(shape))
+    axes, data = [d - len(shape) for d in range(len(shape))], x.to(wide(x.dtype))
+    sizes = torch.linalg.vector_norm(data, dim=axes, keepdim=True).square_()
+    eps = torch.finfo(data.dtype).eps if eps is None else eps
+    rstd = sizes.div_(math.prod(shape)).add_(eps).rsqrt_()
+    return _trailing(use, firing, n, weight, data, rstd)
 
 
 @rule("group_norm")
 def group_norm(use: Use, firing: Firing, n: int) -> Forms:
     """Channels on axis 1."""
     x, groups, weight, _, eps = use.bind(firing, "input", "num_groups", "weight", "bias", "eps")
-    grad = _only(firing)
-    normalised = F.group_norm(
-        x.contiguous().to(wide(x.dtype)), groups, None, None, 1e-5 if eps is None else eps
-    )
-    return _channels(use, weight, normalised, grad, n)
+    return _grouped(use, firing, n, weight, x, groups, 1e-5 if eps is None else eps)
 
 
 @rule("instance_norm")
@@ -69,8 +103,9 @@ def instance_norm(use: Use, firing: Firing, n: int) -> Forms:
         firing, "input", "weight", "bias", "running_mean", "running_var", "use_input_stats",
         "momentum", "eps",
     )  # fmt: skip
-    normalised = F.instance_norm(x, eps=eps) if own else _fixed(x, mean, var, eps)
-    return _channels(use, weight, normalised, _only(firing), n)
+    if own:
+        return _grouped(use, firing, n, weight, x, x.shape[1], eps)
+    return _channels(use, weight, _fixed(x, mean, var, eps), _only(firing), n)
 
 
 @rule("batch_norm")
@@ -83,6 +118,35 @@ def batch_norm(use: Use, firing: Firing, n: int) -> Forms:
     if training:
         raise Unsuited
     return _channels(use, weight, _fixed(x, mean, var, eps), _only(firing), n)
+
+
+def _grouped(
+    use: Use, firing: Firing, n: int, weight: Tensor | None, x: Tensor, groups: int, eps: float
+) -> Forms:
+    """Every image's own scale and shift by torch's kernel, as if all were channels of one image."""
+    grad, layout = _only(firing), use.out_layouts[0]
+    if any(layout.axes) or grad.dim() < 2 or not grad.numel():
+        data = x.contiguous().to(wide(x.dtype))
+        return _channels(use, weight, F.group_norm(data, groups, eps=eps), grad, n)
+    images, channels = grad.shape[:2]
+    dtype = wide(torch.promote_types(grad.dtype, x.dtype))
+    found = _statistics("NativeGroupNormBackward0", x)
+    data = x.to(dtype).reshape(1, images * channels, -1)
+    sizes = (1, images * channels, data.shape[2], images * groups)
+    if found is None:
+        found = torch.native_group_norm(data, None, None, *sizes, eps)[1:]
+    mean, rstd = (f.reshape(1, -1) for f in found)
+    seed = grad.to(dtype).reshape(data.shape)
+    rows = torch.ops.aten.native_group_norm_backward(
+        seed, data, mean, rstd, data.new_ones(sizes[1]), *sizes, [False, True, True]
+    )[1:]
+    moved = remap(layout, [0, 1] + [None] * (grad.dim() - 2), 2)
+    return [
+        Dense(
+            by_sample(rows[operand.value is not weight].view(images, channels), moved, n, 1).sum(1)
+        )
+        for operand in use.operands
+    ]
 
 
 def _fixed(x: Tensor, mean: Tensor, var: Tensor, eps: float) -> Tensor:
