@@ -12,7 +12,7 @@ from .custom import graph_node
 from .engine import ENGINE, run_backward, run_grad
 from .enter import entered
 from .errors import Reason, here
-from .layout import CONSTANT, Additive, Constant, Layout, Mixed, State
+from .layout import CONSTANT, PURE, Additive, Constant, Layout, Mixed, State
 from .marks import EXCLUDED, SELECTED, Derived, Mark, same, version
 from .meeting import meet, not_per_sample
 from .propagate import Operator, collect, propagate
@@ -247,6 +247,8 @@ class Calls:
                 else:
                     like = self._memory(operator, tensor, owned[0])
                     self._marks.put(tensor, derived, like)
+            elif derived is SELECTED and _made(operator, tensor, kwargs):
+                self._marks.put(tensor, PURE)
         return out
 
     def _lookup(
@@ -269,6 +271,8 @@ class Calls:
         for tensor, state in zip(outs, each, strict=True):
             if state is None and tensor.requires_grad and not tensor.is_leaf:
                 state = CONSTANT
+            elif state is None and all(s is PURE for _, s in coloured):
+                state = PURE if _made(operator, tensor, {}) else None
             if operator.inplace:
                 self._rewrite(tensor, state)
             elif state is not None:
@@ -293,6 +297,12 @@ class Calls:
         if base is not None:
             return self._table.get(id(base))
         return self._table.get(id(source)) if operator.name == "detach" else None
+
+
+def _made(operator: Operator, tensor: Tensor, kwargs: dict[str, Any]) -> bool:
+    """Whether a result without gradient is new, not an argument or a part of one."""
+    fresh = not operator.inplace and tensor._base is None and "out" not in kwargs
+    return fresh and not tensor.requires_grad
 
 
 def _lasting(states: Any) -> bool:
