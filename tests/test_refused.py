@@ -207,6 +207,23 @@ class TestMisuse:
         with pytest.raises(persample.UsageError, match="one loss per sample"):
             tape.clipped_sum(1.0)
 
+    def test_inputs_that_leave_n_open(self) -> None:
+        one, shared = X[None, :, :], torch.eye(4, dtype=torch.float64)
+        model = Fn(lambda s, a, k: (k @ s.l(a)).square().sum((1, 2)), l=linear()).double()
+        with persample.record(model) as tape:
+            tape.backward(model(one, shared))
+        assert tape.grads()["l.weight"].shape == (1, 5, 5)
+        with (
+            persample.record(model) as tape,
+            pytest.raises(persample.UsageError, match="1 or 4") as caught,
+        ):
+            tape.backward(model(one, shared).sum())
+        assert caught.value.where
+        assert "n=" in caught.value.fix
+        with persample.record(model, constants=1) as tape:
+            tape.backward(model(one, shared).sum())
+        assert tape.n == 1
+
     def test_coupled_losses_cannot_be_clipped(self) -> None:
         model = linear().double()
         count = torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64)

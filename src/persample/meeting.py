@@ -30,6 +30,11 @@ def meet(
 ) -> Any:  # fmt: skip
     """One use. The native operator runs on the detached parameter (unless the graph is wanted)."""
     recorder, owned = calls.recorder, parties.owned
+    if recorder.inputs.patterns:
+        complete = recorder.inputs.completed
+        parties.coloured = [
+            (t, complete(s) if isinstance(s, Layout) else s) for t, s in parties.coloured
+        ]
     if operator.name in CELLS and not recorder.native:
         found = cell(recorder, operator.name, args, kwargs)
         if found is not None:
