@@ -73,6 +73,12 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], Tensor],
     "layer norm over the batch": (
         linear, lambda m: F.layer_norm(m(X).T, (4,)).sum(0), "axis that holds the samples"),
     "loss over time": (linear, lambda m: m(X.unsqueeze(1).expand(4, 4, 5)).sum((0, 2)), "sum over"),
+    "product of sums": (
+        linear, lambda m: torch.ones(5).double().scatter_reduce(
+            0, torch.tensor([0, 0, 1, 1, 1]), m(X).sum(0), "prod").sum(), "used again"),
+    "largest of sums": (
+        linear, lambda m: torch.ones(5).double().scatter_reduce(
+            0, torch.tensor([0, 0, 1, 1, 1]), m(X).sum(0), "amax").sum(), "used again"),
     "losses on axis 1": (linear, lambda m: m(X).square().T, "axis 0"),
     "regulariser": (linear, lambda m: m(X).square().sum() + m.weight.square().sum(), "regulariser"),
     "parameters alone": (linear, lambda m: m.weight.square().sum(1), "parameters alone"),
