@@ -119,7 +119,10 @@ class Calls:
                 known = mark is not None and mark.unchanged(value)
                 state = mark.state if known and mark else self.recorder.look(value)
                 if state is None:
-                    plain = plain and (value.dim() != 0 or value.is_floating_point())
+                    if value.dim() == 0:
+                        plain = plain and value.is_floating_point()
+                    elif value.layout is not torch.strided:  # where it has entries decides
+                        plain = False
                     continue
                 if state.__class__ is Layout:
                     plain = plain and state.ids is None and state.coupled is None

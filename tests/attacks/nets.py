@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .base import EXACT, REFUSED, N, Net, Script, lin, rand, spread
+from .base import EITHER, EXACT, REFUSED, N, Net, Script, lin, rand, spread
 from .rows import Pair, both
 
 OWNERS = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2])  # eight nodes of three graphs
@@ -53,6 +53,28 @@ def shared_counts(m: nn.Module, x: Tensor, edges: Tensor, owners: Tensor) -> Ten
     return pooled(m.l(x), owners) * torch.bincount(owners % 2, minlength=3).unsqueeze(1)
 
 
+def adjacency(edges: Tensor) -> Tensor:
+    """The edges as a sparse matrix."""
+    weights = torch.ones(edges.shape[1], dtype=torch.float64)
+    return torch.sparse_coo_tensor(edges.flip(0), weights, (8, 8))
+
+
+def sparse(m: nn.Module, x: Tensor, edges: Tensor, owners: Tensor) -> Tensor:
+    """Messages by a sparse product."""
+    return pooled(m.k(m.l(x) + torch.sparse.mm(adjacency(edges), m.l(x))), owners)
+
+
+def sparse_method(m: nn.Module, x: Tensor, edges: Tensor, owners: Tensor) -> Tensor:
+    """The same by an operator, dense and sparse of equal shapes."""
+    first = (torch.eye(8, dtype=torch.float64).to_sparse() @ m.l(x)).tanh()
+    return pooled(m.k(adjacency(edges) @ first), owners)
+
+
+def dense(m: nn.Module, x: Tensor, edges: Tensor, owners: Tensor) -> Tensor:
+    """The same by a dense product after a sparse one."""
+    return pooled(m.k(adjacency(EDGES).to_dense() @ (adjacency(EDGES) @ m.l(x))), owners)
+
+
 def of(body: Callable[..., Tensor], edges: Tensor = EDGES) -> Callable[[], Pair]:
     """Record a batch of three graphs."""
 
@@ -68,6 +90,11 @@ NETS: dict[str, tuple[str, Callable[[], Pair]]] = {
     "nodes without messages": (EXACT, of(separate)),
     "messages between graphs": (REFUSED, of(separate, CROSSED)),
     "mean over nodes": (EXACT, of(mean_pooled)),
+    "sparse": (EXACT, of(sparse)),
+    "sparse, between graphs": (REFUSED, of(sparse, CROSSED)),
+    "sparse by operator": (EXACT, of(sparse_method)),
+    "sparse by operator, between graphs": (REFUSED, of(sparse_method, CROSSED)),
+    "dense after sparse": (EITHER, of(dense)),
     "counts of other graphs": (REFUSED, of(crossed_counts)),
     "counts of several graphs": (REFUSED, of(shared_counts)),
 }

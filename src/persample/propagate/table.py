@@ -123,6 +123,7 @@ def _namespaces() -> Iterable[Any]:
     yield torch
     yield torch._C._VariableFunctions
     yield torch._C._nn
+    yield torch._C._sparse
     yield F
     yield torch.functional
     for name in ("linalg", "fft", "special"):
