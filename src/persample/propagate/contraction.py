@@ -69,7 +69,7 @@ def matmul(call: Call) -> Result:
     if call.name == "rmatmul":
         a, b = b, a
     if a.layout is not torch.strided:
-        return sparse_product(call)
+        return sparse_product(call)  # type: ignore[return-value]
     if call.name in ("ger", "outer"):
         operands: list[tuple[Any, Places]] = [(a, [0]), (b, [1])]
     elif call.name == "inner":
@@ -87,11 +87,10 @@ def multi_dot(call: Call) -> Result:
     given = call.arg(0, "tensors", "matrices")
     factors = list(given) if isinstance(given, (list, tuple)) else list(call.args)
     first, last, out = factors[0], factors[-1], call.out
-    ends: list[tuple[Any, Places]] = [
-        (first, [0, None] if first.dim() == 2 else [None]),
-        (last, [None, out.dim() - 1] if last.dim() == 2 else [None]),
-    ]
-    return gathered(call, [*ends, *((t, [None, None]) for t in factors[1:-1])], out)
+    operands: list[tuple[Any, Places]] = [(t, [None, None]) for t in factors[1:-1]]
+    operands.append((first, [0, None] if first.dim() == 2 else [None]))
+    operands.append((last, [None, out.dim() - 1] if last.dim() == 2 else [None]))
+    return gathered(call, operands, out)
 
 
 @rule("_sparse_mm")
