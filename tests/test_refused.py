@@ -73,6 +73,12 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], Tensor],
     "layer norm over the batch": (
         linear, lambda m: F.layer_norm(m(X).T, (4,)).sum(0), "axis that holds the samples"),
     "loss over time": (linear, lambda m: m(X.unsqueeze(1).expand(4, 4, 5)).sum((0, 2)), "sum over"),
+    "product of sums": (
+        linear, lambda m: torch.ones(5).double().scatter_reduce(
+            0, torch.tensor([0, 0, 1, 1, 1]), m(X).sum(0), "prod").sum(), "used again"),
+    "largest of sums": (
+        linear, lambda m: torch.ones(5).double().scatter_reduce(
+            0, torch.tensor([0, 0, 1, 1, 1]), m(X).sum(0), "amax").sum(), "used again"),
     "losses on axis 1": (linear, lambda m: m(X).square().T, "axis 0"),
     "regulariser": (linear, lambda m: m(X).square().sum() + m.weight.square().sum(), "regulariser"),
     "parameters alone": (linear, lambda m: m.weight.square().sum(1), "parameters alone"),
@@ -206,6 +212,23 @@ class TestMisuse:
         assert tape.grads()["bias"].shape == (4, 5)
         with pytest.raises(persample.UsageError, match="one loss per sample"):
             tape.clipped_sum(1.0)
+
+    def test_inputs_that_leave_n_open(self) -> None:
+        one, shared = X[None, :, :], torch.eye(4, dtype=torch.float64)
+        model = Fn(lambda s, a, k: (k @ s.l(a)).square().sum((1, 2)), l=linear()).double()
+        with persample.record(model) as tape:
+            tape.backward(model(one, shared))
+        assert tape.grads()["l.weight"].shape == (1, 5, 5)
+        with (
+            persample.record(model) as tape,
+            pytest.raises(persample.UsageError, match="1 or 4") as caught,
+        ):
+            tape.backward(model(one, shared).sum())
+        assert caught.value.where
+        assert "n=" in caught.value.fix
+        with persample.record(model, constants=1) as tape:
+            tape.backward(model(one, shared).sum())
+        assert tape.n == 1
 
     def test_coupled_losses_cannot_be_clipped(self) -> None:
         model = linear().double()

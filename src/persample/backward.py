@@ -73,6 +73,7 @@ def checked_backward(
 
     ledger = recorder.tape._ledger
     with torch._C.DisableTorchFunction():
+        recorder.inputs.expect_agreement(losses)
         try:
             scalar, coupled = _prove(recorder, losses)
         except PersampleError:

@@ -12,7 +12,7 @@ from .custom import graph_node
 from .engine import ENGINE, run_backward, run_grad
 from .enter import entered
 from .errors import Reason, here
-from .layout import CONSTANT, Additive, Constant, Layout, Mixed, State
+from .layout import CONSTANT, PURE, Additive, Constant, Layout, Mixed, State
 from .marks import EXCLUDED, SELECTED, Derived, Mark, same, version
 from .meeting import meet, not_per_sample
 from .propagate import Operator, collect, propagate
@@ -127,7 +127,10 @@ class Calls:
                 else:
                     state = self.recorder.look(value)
                 if state is None:
-                    plain = plain and (value.dim() != 0 or value.is_floating_point())
+                    if value.dim() == 0:
+                        plain = plain and value.is_floating_point()
+                    elif value.layout is not torch.strided:  # where it has entries decides
+                        plain = False
                     continue
                 if state.__class__ is Layout:
                     plain = plain and state.ids is None and state.coupled is None
@@ -255,6 +258,8 @@ class Calls:
                 else:
                     like = self._memory(operator, tensor, owned[0])
                     self._marks.put(tensor, derived, like)
+            elif derived is SELECTED and _made(operator, tensor, kwargs):
+                self._marks.put(tensor, PURE)
         return out
 
     def _lookup(
@@ -277,6 +282,8 @@ class Calls:
         for tensor, state in zip(outs, each, strict=True):
             if state is None and tensor.requires_grad and not tensor.is_leaf:
                 state = CONSTANT
+            elif state is None and all(s is PURE for _, s in coloured):
+                state = PURE if _made(operator, tensor, {}) else None
             if operator.inplace:
                 self._rewrite(tensor, state)
             elif state is not None:
@@ -304,6 +311,12 @@ class Calls:
         if known is None and source._base is base:  # two views of what nobody else sees
             return self._table.get(id(source))
         return known
+
+
+def _made(operator: Operator, tensor: Tensor, kwargs: dict[str, Any]) -> bool:
+    """Whether a result without gradient is new, not an argument or a part of one."""
+    fresh = not operator.inplace and tensor._base is None and "out" not in kwargs
+    return fresh and not tensor.requires_grad
 
 
 def _lasting(states: Any) -> bool:

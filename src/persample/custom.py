@@ -17,8 +17,8 @@ from torch.autograd.function import BackwardCFunction
 from torch.utils.checkpoint import CheckpointFunction
 
 from .errors import Place, Reason, UsageError, from_torch, here
-from .layout import Constant, Layout, State
-from .marks import Mark, same, unseen
+from .layout import PURE, Constant, Layout, State
+from .marks import SELECTED, Mark, same, unseen
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -73,11 +73,29 @@ class CustomFunctions:
         if getattr(type(node), "_forward_cls", None) is CheckpointFunction:
             self.reentrant = True
             return  # recomputes the forward under the recorder and back-propagates through that
+        if mark.state is PURE and self._of_parameters(node):
+            mark.state = SELECTED
+            return
         if isinstance(mark.state, (Layout, Constant)):
             base = tensor._base
             if isinstance(mark.state, Layout) and base is not None:
                 self._read.append((base, mark.state))
             self._follow(node, tensor, mark.state)
+
+    def _of_parameters(self, node: Any) -> bool:
+        """Whether a function's graph ends in parameters of the model, and nowhere else."""
+        slots, seen, waiting, ends = self.recorder.parameters.slots, {node}, [node], 0
+        while waiting:
+            for into, _ in waiting.pop().next_functions:
+                variable = getattr(into, "variable", None)
+                if variable is not None:
+                    if id(variable) not in slots:
+                        return False
+                    ends += 1
+                elif into is not None and into not in seen:
+                    seen.add(into)
+                    waiting.append(into)
+        return ends > 0
 
     def passed_through(self, tensor: Tensor) -> State | None:
         """A function that returned its input as it was: torch made a view of the input."""
@@ -90,6 +108,17 @@ class CustomFunctions:
         self._read.append((base, state))
         self.recorder.marks.put(tensor, state, self.recorder.marks.table.get(id(base)))
         self._follow(node, tensor, state)
+        return state
+
+    def unpacked(self, tensor: Tensor) -> State | None:
+        """A function's own result that it saved for backward: the same, as another object."""
+        node = tensor.grad_fn
+        known = self._nodes.get(id(node))
+        if known is None or known.node is not node:
+            return None
+        state = known.results.get(tensor.output_nr)
+        if state is not None:
+            self.recorder.marks.put(tensor, state)
         return state
 
     def guarded(self, tensor: Tensor, hook: Callable[[Tensor], Tensor | None]) -> Any:
@@ -139,6 +168,7 @@ class CustomFunctions:
 
     def _watch(self, followed: Followed, place: Place | None) -> None:
         marks, name = self.recorder.marks, followed.node.name()
+        edges = followed.node.next_functions
 
         def before(grads: tuple[Tensor | None, ...]) -> None:
             with torch._C.DisableTorchFunction():
@@ -147,9 +177,11 @@ class CustomFunctions:
                     if grad is not None and isinstance(state, Layout):
                         marks.put(grad, state)
 
-        def after(found: tuple[Tensor | None, ...], _: Any) -> None:
+        def after(found: tuple[Tensor | None, ...], outer: Any) -> None:
             with torch._C.DisableTorchFunction():
-                for k, grad in enumerate(found):
+                for k, (grad, (into, _)) in enumerate(zip(found, edges, strict=True)):
+                    if into is None:  # an argument that needs no gradient: this goes nowhere
+                        continue
                     if grad is not None and not self._apart(grad, followed.arguments.get(k)):
                         self._report(f"the backward of {name}", grad, place)
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from .errors import UsageError
-from .layout import Constant, closed, explicit
+from .errors import UsageError, describe, here
+from .layout import Constant, Layout, closed, explicit
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -63,7 +63,9 @@ class Inputs:
         self.names = {c for c in given if isinstance(c, (str, int))}
         self.tensors = {id(c) for c in given if isinstance(c, Tensor)}
         self.keep_alive = [c for c in given if isinstance(c, Tensor)]
+        self.patterns: list[Tensor] = []  # the sample of every row, as the user said it
         self.seen: list[Seen] = []
+        self.doubt: int | None = None
         self.storages: set[int] = set()
         self._gate = Gate(self._before)
         self._guessed: dict[int, Tensor] = {}
@@ -104,7 +106,22 @@ class Inputs:
         view = [1] * tensor.dim()
         view[axis] = size
         colours = ids.to(tensor.device, torch.long).view(view)
+        self.patterns.append(colours.flatten())
         self.recorder.marks.put(tensor, explicit(colours, self.recorder.n))
+
+    def completed(self, layout: Layout) -> Layout:
+        """Constant rows among the samples' rows belong to whom the user's own ids say.
+
+        A constant may be coloured freely; without a colour, a parameter that meets it is nobody's
+        (a node of a graph that receives no message).
+        """
+        if layout.ids is None or len(layout.axes) != 1:
+            return layout
+        rows = layout.ids.flatten()
+        for pattern in self.patterns:
+            if pattern.shape == rows.shape and bool(((rows == pattern) | (rows < 0)).all()):
+                return Layout(layout.axes[0], 1, pattern.view_as(layout.ids), layout.coupled)
+        return layout
 
     def install(self, modules: Iterable[nn.Module]) -> None:
         """Hook all of them (undone when the block ends, and while a module runs)."""
@@ -196,7 +213,11 @@ class Inputs:
         )
 
     def _infer(self, found: list[tuple[str, Any]]) -> int | None:
-        """The size of the samples' axis of the first input that has more than one index there."""
+        """The size of the samples' axis of the first input.
+
+        One row may be a batch of one, or something that all samples share: then most inputs decide,
+        and the losses must agree.
+        """
         sizes = []
         for path, value in found:
             if self._declared(path, value):
@@ -205,7 +226,25 @@ class Inputs:
                 return int(value.batch_sizes[0]) if value.batch_sizes.numel() else 0
             if value.dim() > self.dim:
                 sizes.append(value.shape[self.dim])
-        return next((s for s in sizes if s != 1), sizes[0] if sizes else None)
+        others = [s for s in sizes if s != 1]
+        if not others or sizes[0] != 1:
+            return sizes[0] if sizes else None
+        self.doubt = others[0]
+        return others[0] if 2 * len(others) > len(sizes) else 1
+
+    def expect_agreement(self, losses: Tensor) -> None:
+        """Where the inputs leave a doubt about n, the losses must settle it."""
+        n = self.recorder.n
+        if self.doubt is None or (losses.dim() > 0 and losses.shape[0] == n):
+            return
+        raise UsageError(
+            f"the number of samples is not clear: 1 or {self.doubt}",
+            where=describe(here()),
+            why=f"the first input has one index on axis {self.dim}, another input has "
+            f"{self.doubt}, and losses of shape {tuple(losses.shape)} do not tell",
+            fix="record(..., n=...), or constants=... with the names of inputs that all samples "
+            "share",
+        )
 
     def _mark(self, path: str, value: Any) -> None:
         n, marks = self.recorder.n, self.recorder.marks
@@ -237,6 +276,8 @@ class Inputs:
         ids = self.sample_ids.to(value.device, torch.long).flatten()
         if ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) < n):
             raise UsageError(f"sample_ids must lie between 0 and n - 1 = {n - 1}")
+        if not self.patterns:
+            self.patterns.append(ids)
         view = [1] * value.dim()
         view[self.dim] = -1
         self.recorder.marks.put(value, explicit(ids.view(view), n))

@@ -83,6 +83,7 @@ class Constant:
 
 
 CONSTANT = Constant()
+PURE = Constant()  # of parameters alone, without gradients: a custom function's result, maybe
 State = Layout | Additive | Mixed | Constant
 
 _INTERNED: dict[tuple[int, int], Layout] = {}

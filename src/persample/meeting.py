@@ -29,6 +29,11 @@ def meet(
 ) -> Any:  # fmt: skip
     """One use. The native operator runs on the detached parameter (unless the graph is wanted)."""
     recorder = calls.recorder
+    if recorder.inputs.patterns:
+        complete = recorder.inputs.completed
+        parties.coloured = [
+            (t, complete(s) if isinstance(s, Layout) else s) for t, s in parties.coloured
+        ]
     if operator.recurrent and not recorder.native:
         found = _stepwise(recorder, operator.name, args, kwargs)
         if found is not None:

@@ -198,9 +198,9 @@ class Recorder:
         if tensor.is_leaf:
             self.marks.put(tensor, CONSTANT)
             return CONSTANT
-        passed = self.custom.passed_through(tensor)
-        if passed is not None:
-            return passed
+        known = self.custom.unpacked(tensor) or self.custom.passed_through(tensor)
+        if known is not None:
+            return known
         node = tensor.grad_fn
         why = (
             f"a tensor with a gradient history ({node.name() if node else 'unknown'}) was made "

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 
 from .base import (
     EITHER,
@@ -24,6 +27,7 @@ from .base import (
 )
 
 EVERY = torch.arange(N)
+EYE = torch.eye(N, dtype=torch.float64)
 
 
 LABELS = torch.tensor([3, 0, 1, 0])
@@ -236,6 +240,44 @@ KEYWORDS: Table = {
 }
 
 
+PRODUCTS: Table = {
+    "multi_dot": (EXACT, lambda m, x: torch.linalg.multi_dot([m.l(x), m.w, m.w.T])),
+    "multi_dot, samples inside": (REFUSED, lambda m, x: torch.linalg.multi_dot([m.w, m.l(x), m.w])),
+    "multi_dot, samples last": (EXACT, lambda m, x: torch.linalg.multi_dot([m.w, m.w, m.l(x).T]).T),
+    "solve, a right side each": (EXACT, lambda m, x: torch.linalg.solve(m.w + 9 * EYE, m.l(x).T).T),
+    "solve, samples as rows": (REFUSED, lambda m, x: torch.linalg.solve(m.w + 9 * EYE, m.l(x))),
+    "solve from the right": (
+        EXACT,
+        lambda m, x: torch.linalg.solve(m.w + 9 * EYE, m.l(x), left=False),
+    ),
+    "pad_sequence": (EXACT, lambda m, x: m.l(padded(x))),
+    "pad_sequence, reversed": (REFUSED, lambda m, x: m.l(padded(x.flip(0))) * m.l(x)[:, None]),
+    "pad_sequence, left, of ones": (
+        EXACT,
+        lambda m, x: padded(m.l(x), padding_value=1.0, padding_side="left"),
+    ),
+    "another dtype": (EXACT, lambda m, x: m.l(reread(x)[:, 1::2])),
+    "another dtype, samples last": (
+        EITHER,
+        lambda m, x: m.l(reread(x.T.contiguous()).T[1::2]),
+    ),
+    "no features": (EXACT, lambda m, x: m.l(x) + x[:, :0] @ m.e),
+}
+
+
+def reread(x: Tensor) -> Tensor:
+    """The bits as other numbers: two for each."""
+    return x.view(dtype=torch.float32).nan_to_num().clamp(-1, 1).double()
+
+
+def padded(x: Tensor, **options: Any) -> Tensor:
+    """Sequences of one to three steps, one per sample."""
+    steps = [
+        row.expand(k % 3 + 1, N) * torch.arange(1, k % 3 + 2)[:, None] for k, row in enumerate(x)
+    ]
+    return pad_sequence(steps, batch_first=True, **options)
+
+
 PAIRS: Table = {
     "max of two tensors": (EXACT, lambda h, g: h.max(g)),
     "max of two tensors, crossed": (REFUSED, lambda h, g: torch.max(h, g.T)),
@@ -277,4 +319,5 @@ def cases() -> Iterator[Case]:
         on_hidden("form", FORMS),
         on_pair("form of two", PAIRS),
         on_module("keyword", KEYWORDS, rand(N, N), **parts),
+        on_module("product", PRODUCTS, rand(N, N), w=rand(N, N), e=rand(0, N), l=lin()),
     )

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .base import (
     EITHER,
+    EXACT,
     REFUSED,
     Case,
     N,
@@ -130,7 +131,93 @@ class TwoOutputs(torch.autograd.Function):
         return 2 * a + b.T
 
 
+class Exp(torch.autograd.Function):
+    """Its backward wants its own result."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        y = x.exp()
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (y,) = ctx.saved_tensors
+        return grad * y
+
+
+class MeanExp(Exp):
+    """The same, but the backward uses the mean of its result over samples."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (y,) = ctx.saved_tensors
+        return grad * y.mean(0)
+
+
+class Product(torch.autograd.Function):
+    """Returns gradients of both factors, whether they are wanted or not."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        ctx.save_for_backward(a, b)
+        return a * b
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        a, b = ctx.saved_tensors
+        return grad * b, grad * a
+
+
+class Sign(torch.autograd.Function):
+    """A weight made binary; the gradient passes straight through."""
+
+    @staticmethod
+    def forward(ctx: Any, w: Tensor) -> Tensor:
+        ctx.save_for_backward(w)
+        return w.sign() * w.abs().mean(1, keepdim=True)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (w,) = ctx.saved_tensors
+        return grad * (w.abs() <= 1)
+
+
+class ScaledByMean(torch.autograd.Function):
+    """A weight times the mean sample."""
+
+    @staticmethod
+    def forward(ctx: Any, w: Tensor, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return w * x.mean(0)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (x,) = ctx.saved_tensors
+        return grad * x.mean(0), None
+
+
+class ScaledByNumpy(ScaledByMean):
+    """The same by numpy."""
+
+    @staticmethod
+    def forward(ctx: Any, w: Tensor, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return torch.from_numpy(w.detach().numpy() * x.numpy().mean(0))
+
+
 FUNCTIONS: Table = {
+    "its own result": (EXACT, lambda m, x: m.k(Exp.apply(m.l(x)))),
+    "its own result, of a function": (EXACT, lambda m, x: Exp.apply(Double.apply(m.l(x)))),
+    "the mean of its own result": (REFUSED, lambda m, x: MeanExp.apply(m.l(x))),
+    "a product": (EXACT, lambda m, x: m.k(Product.apply(m.l(x), m.k(x)))),
+    "a product with the input": (EXACT, lambda m, x: m.k(Product.apply(m.l(x), x))),
+    "a product with the parameter": (REFUSED, lambda m, x: Product.apply(x, m.w)),
+    "a product of parameters": (EXACT, lambda m, x: x @ Product.apply(m.w, m.l.weight)),
+    "a binary weight": (EXACT, lambda m, x: m.l(x) @ Sign.apply(m.w)),
+    "a binary weight, twice": (EXACT, lambda m, x: m.l(x @ Sign.apply(m.w)) @ Sign.apply(2 * m.w)),
+    "a weight and the mean sample": (REFUSED, lambda m, x: x @ ScaledByMean.apply(m.w, x)),
+    "a weight and the mean by numpy": (REFUSED, lambda m, x: x @ ScaledByNumpy.apply(m.w, x)),
     "elementwise": (EITHER, lambda m, x: Double.apply(m.l(x))),
     "gradient reversal": (EITHER, lambda m, x: Reverse.apply(m.l(x)) * 2),
     "crossed backward": (REFUSED, lambda m, x: CrossedBackward.apply(m.l(x))),
@@ -141,7 +228,7 @@ FUNCTIONS: Table = {
     "normed backward": (REFUSED, lambda m, x: NormedBackward.apply(m.l(x))),
     "centered": (REFUSED, lambda m, x: Centered.apply(m.l(x))),
     "of the raw input": (EITHER, lambda m, x: m.l(Centered.apply(x))),
-    "of a parameter": (EITHER, lambda m, x: x @ Double.apply(m.w)),
+    "of a parameter": (EXACT, lambda m, x: x @ Double.apply(m.w)),
     "takes a parameter": (EITHER, lambda m, x: Linear.apply(x, m.w)),
     "takes a parameter, mean input": (EITHER, lambda m, x: MeanLinear.apply(x, m.w)),
     "takes a derived parameter": (EITHER, lambda m, x: Linear.apply(m.l(x), m.w * 2)),

@@ -148,6 +148,8 @@ def inputs() -> Iterator[Case]:
     )
     norm = lambda m, a: m.l(a) - m.l(a).mean(0)
     yield case("inputs: one sample and a mean", EITHER, norm, rand(1, N))
+    masked = lambda m, a, k: (m.l(a) @ a.mT).masked_fill(k, -1e9).softmax(-1)
+    yield case("inputs: one sample and a mask", EXACT, masked, rand(1, N, N), CAUSAL)
     yield case("inputs: no sample", EXACT, single, rand(0, N))
     wrapped = dataclass_losses
     net = both_named(lambda m, d: m.l(d.x) * d.mask)

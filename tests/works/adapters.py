@@ -100,7 +100,7 @@ for _name, _make in ADAPTERS.items():
     CASES.right(_name, _make)(adapted)
 CASES.right("peft LoRA, gradient checkpointing, not reentrant", lora, False)(adapted)
 CASES.right("peft LoRA, gradient checkpointing, reentrant", lora, True)(adapted)
-CASES.refused(
+CASES.right(
     "peft LoHa (a custom autograd.Function on parameters)",
     lambda peft: peft.LoHaConfig(r=2, target_modules=PROJECTIONS),
 )(adapted)

@@ -248,7 +248,7 @@ class Outer(Form):
         b = self.right.shape[3]
         matrix = direction.reshape(k, a, b).to(wide(self.dtype))
         out = self.right.new_zeros(n, dtype=real(self.dtype))
-        for first, last in spans(n, k * t * b * wide(self.dtype).itemsize):
+        for first, last in spans(n if matrix.numel() else 0, k * t * b * wide(self.dtype).itemsize):
             left, right = self._wide(first, last)
             if k == 1:  # one product for all samples
                 moved = torch.mm(left.reshape(-1, a), matrix[0]).view(last - first, 1, t, b)

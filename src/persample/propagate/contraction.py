@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..errors import Mixing
-from ..layout import Additive, Layout, align, merge
+from ..layout import Additive, Layout, align, explicit, ids_of, merge
 from .call import Call, Result, axes, carry, place, trailing
 from .table import rule
 
@@ -67,6 +68,8 @@ def matmul(call: Call) -> Result:
     out = call.out
     if call.name == "rmatmul":
         a, b = b, a
+    if a.layout is not torch.strided:
+        return sparse_product(call)  # type: ignore[return-value]
     if call.name in ("ger", "outer"):
         operands: list[tuple[Any, Places]] = [(a, [0]), (b, [1])]
     elif call.name == "inner":
@@ -76,6 +79,38 @@ def matmul(call: Call) -> Result:
     if contracts_samples(call, operands):
         return Additive()
     return gathered(call, operands, out)
+
+
+@rule("linalg_multi_dot chain_matmul")
+def multi_dot(call: Call) -> Result:
+    """Rows of the first factor and columns of the last one keep their colours."""
+    given = call.arg(0, "tensors", "matrices")
+    factors = list(given) if isinstance(given, (list, tuple)) else list(call.args)
+    first, last, out = factors[0], factors[-1], call.out
+    operands: list[tuple[Any, Places]] = [(t, [None, None]) for t in factors[1:-1]]
+    operands.append((first, [0, None] if first.dim() == 2 else [None]))
+    operands.append((last, [None, out.dim() - 1] if last.dim() == 2 else [None]))
+    return gathered(call, operands, out)
+
+
+@rule("_sparse_mm")
+def sparse_product(call: Call) -> Result:
+    """A sparse constant from the left: a row is of the sample whose rows it adds up."""
+    a, b, out = call.args[0], call.args[1], call.out
+    layout = call.layout(b)
+    if layout is None or call.layout(a) is not None:
+        raise Mixing("the sparse factor of a product holds samples")
+    if 0 not in layout.axes:
+        return gathered(call, [(b, [None, *range(1, b.dim())])], out)
+    if layout.axes != (0,):
+        raise Mixing("a sparse product with samples on several axes")
+    rows, columns = a.to_sparse_coo().coalesce().indices()
+    colours = ids_of(layout, b.shape, call.n, b.device).flatten()[columns]
+    found = torch.full((out.shape[0],), -1, device=b.device)
+    found[rows] = colours
+    if bool((found[rows] != colours).any()):
+        raise Mixing("a row of the sparse factor adds up rows of several samples")
+    return explicit(found.view(-1, *(1,) * (out.dim() - 1)), call.n)
 
 
 def _inner(a: Tensor, b: Tensor, out: Tensor) -> list[tuple[Any, Places]]:

@@ -257,6 +257,20 @@ def _common_rows(call: Call, tensors: list[Any]) -> Tensor | None:
     return ids_of(result, shape, call.n, device).expand(shape)
 
 
+@rule("bincount", routes=True)
+def bincount(call: Call) -> Result:
+    """A bin belongs to the sample of the rows that are counted in it."""
+    index = call.arg(0, "input", "self")
+    rows = _common_rows(call, [index, call.arg(1, "weights")])
+    if rows is None:
+        return None
+    colours = torch.full(call.out.shape, -1, device=index.device)
+    colours[index] = rows
+    if bool((colours[index] != rows).any()):
+        raise Mixing("a bin counts rows of several samples")
+    return explicit(colours, call.n)
+
+
 @rule("combinations cartesian_prod cov corrcoef")
 def crossing(call: Call) -> Result:
     """Every row meets every other row."""

@@ -81,6 +81,24 @@ def join(call: Call) -> Result:
     return probed(call)  # type: ignore[return-value]
 
 
+@rule("pad_sequence", linear=True)
+def pad_sequence(call: Call) -> Result:
+    """Sequences side by side; padding belongs to nobody."""
+    sequences, first = call.arg(0, "sequences"), bool(call.arg(1, "batch_first", default=False))
+    side = call.arg(3, "padding_side", default="right")
+    thin = [s[(slice(None), *[slice(0, 1)] * (s.dim() - 1))] for s in sequences]
+    layouts = {}
+    for piece, sequence in zip(thin, sequences, strict=True):
+        layout = call.layout(sequence)
+        if layout is not None:
+            if any(d > 0 for d in layout.axes):
+                raise Mixing("the sequences hold several samples each")
+            ids = ids_of(layout, sequence.shape, call.n, sequence.device)
+            layouts[id(piece)] = explicit(ids, call.n)
+    inner = Call(call.name, call.func, (thin, first, 0.0, side), {}, call.out, layouts, call.n)
+    return probed(inner)  # type: ignore[return-value]
+
+
 rule("diag diag_embed diagflat block_diag", linear=True)(probed)
 
 

@@ -43,6 +43,11 @@ def solve(call: Call) -> Result | list[Result]:
     vector = left and (b.dim() == 1 or (b.dim() == a.dim() - 1 and b.shape == a.shape[:-1]))
     core = 1 if vector else 2
     out = call.out if isinstance(call.out, Tensor) else call.out[0]
+    layout = call.layout(b)
+    if not vector and layout is not None and call.layout(a) is None:
+        free = b.dim() - 1 if left else b.dim() - 2  # one right-hand side each
+        if layout.axes == (free,) and out.dim() == b.dim():
+            return layout if out is call.out else [layout, *[None] * (len(call.out) - 1)]
     result = carry(call, [(a, trailing(a, 2)), (b, trailing(b, core))], out, trailing(out, core))
     return result if isinstance(call.out, Tensor) else [result, *[None] * (len(call.out) - 1)]
 

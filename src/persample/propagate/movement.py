@@ -62,8 +62,8 @@ def reshape(call: Call) -> Result:
     layout = call.layout(x)
     if layout is None:
         return None
-    if call.name == "view" and len(call.args) > 1 and isinstance(call.args[1], torch.dtype):
-        if layout.ids is None and layout.axis == x.dim() - 1:
+    if call.name == "view" and isinstance(call.arg(1, "dtype"), torch.dtype):
+        if x.dim() - 1 in layout.axes:
             raise Mixing("viewing another dtype splits elements")
         return layout
     return reshape_layout(layout, x.shape, call.out.shape, call.n, x.device)

@@ -266,7 +266,7 @@ def multinomial(call: Call) -> Result:
     return carry(call, [(x, {x.dim() - 1})], call.out, {call.out.dim() - 1})
 
 
-@rule("bincount histc unique unique_consecutive histogram searchsorted", routes=True)
+@rule("histc unique unique_consecutive histogram searchsorted", routes=True)
 def counting(call: Call) -> Result:
     """Rows of sorted sequences are searched on their own; counts over samples are mixed."""
     if call.name == "searchsorted":

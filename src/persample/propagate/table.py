@@ -124,6 +124,7 @@ def _namespaces() -> Iterable[Any]:
     yield torch
     yield torch._C._VariableFunctions
     yield torch._C._nn
+    yield torch._C._sparse  # type: ignore[attr-defined]
     yield F
     yield torch.functional
     for name in ("linalg", "fft", "special"):

@@ -69,7 +69,7 @@ def _only_needed(mine: Tensor, colours: Tensor, shape: torch.Size, entries: list
     return mine.expand(sizes)
 
 
-@rule("index_add index_copy index_reduce", linear=True, routes=True)
+@rule("index_add index_copy", linear=True, routes=True)
 def index_add(call: Call) -> Result:
     """Rows of the source go to the rows that the index names."""
     x, index, source = call.arg(0, "input"), call.arg(2, "index"), call.arg(3, "source", "tensor")
@@ -77,7 +77,7 @@ def index_add(call: Call) -> Result:
     return _scattered(call, x, source, axis, index, along_axis=True)
 
 
-@rule("scatter scatter_add scatter_reduce", linear=True, routes=True)
+@rule("scatter scatter_add", linear=True, routes=True)
 def scatter(call: Call) -> Result:
     """Elements of the source go where the index names, along one axis."""
     x, index, source = call.arg(0, "input"), call.arg(2, "index"), call.arg(3, "src", "value")
@@ -90,6 +90,11 @@ def scatter(call: Call) -> Result:
             return _scattered(call, x, index, axis, index, along_axis=False)
         return layout
     return _scattered(call, x, source, axis, index, along_axis=False)
+
+
+# products and extremes: a sum over samples does not stay one
+rule("index_reduce", routes=True)(index_add)
+rule("scatter_reduce", routes=True)(scatter)
 
 
 def _scattered(

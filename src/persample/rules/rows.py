@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -25,8 +27,8 @@ def by_sample(x: Tensor, layout: Layout, n: int, keep: int) -> Tensor:
     size = x.shape[axis]
     if lead == 2 and axis == 0 and size == n and n:
         return x
-    if n == 0 or (x.numel() == 0 and size == 0):
-        return x.new_zeros((n, 0, *x.shape[lead:]))
+    if n == 0 or x.numel() == 0:
+        return x.new_zeros((n, math.prod(x.shape[:lead]) // max(n, 1), *x.shape[lead:]))
     if axis == 0 and size == n * inner:
         return x.reshape(n, -1, *x.shape[lead:])
     outer = size // (n * inner)
@@ -36,7 +38,7 @@ def by_sample(x: Tensor, layout: Layout, n: int, keep: int) -> Tensor:
 
 def _ragged(x: Tensor, layout: Layout, n: int, lead: int) -> Tensor:
     ids = row_ids(x, layout, n, lead)
-    rows = x.reshape(-1, *x.shape[lead:])
+    rows = x.reshape(math.prod(x.shape[:lead]), *x.shape[lead:])
     if ids.numel() == n and torch.equal(ids, torch.arange(n, device=ids.device)):
         return rows.unsqueeze(1)
     return padded(rows, ids, n)
