@@ -14,6 +14,7 @@ from .layout import CONSTANT, Additive, Constant, Layout, Mixed, State, closed, 
 from .marks import Derived, Mark, same
 from .operands import operand_of
 from .propagate import Operator, collect
+from .propagate.facts import ADDITIVE
 from .recurrence import GATES
 from .tap import Tap, hook, source
 from .unroll import request, unroll
@@ -55,11 +56,15 @@ def meet(
             else:
                 data.append(k)
                 saved.append(value)
+    unread = operator.name in ADDITIVE and operator.name not in recorder.rules
     target = leaves[0] if operator.inplace else None
     if target is not None:  # run on a copy, give the target its value and history afterwards
         run[0] = run[0].clone()
-        saved = [target.detach().clone() if k == 0 else leaves[k] for k in data]
+        if not unread:
+            saved = [target.detach().clone() if k == 0 else leaves[k] for k in data]
         parties.coloured = [(run[0] if t is target else t, s) for t, s in parties.coloured]
+    if unread:
+        saved = [_stand_in(t) for t in saved]
     device = owned[0].device
     random = RandomState(device) if operator.random else None
     call_args, call_kwargs = template.call(run)
@@ -78,6 +83,13 @@ def meet(
         return tapped
     _write_back(recorder, target, tapped)
     return target
+
+
+def _stand_in(tensor: Tensor) -> Tensor:
+    """The shape, dtype and device of data whose values no derivative needs; one number of memory."""
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return tensor
+    return tensor.detach().new_zeros(()).expand(tensor.shape)
 
 
 def not_per_sample(operator: Operator, coloured: Coloured) -> Mixed | None:
