@@ -14,6 +14,7 @@ from .layout import CONSTANT, Additive, Constant, Layout, Mixed, State, closed
 from .marks import Derived, same
 from .operands import operand_of
 from .propagate import Operator, collect
+from .propagate.facts import ADDITIVE
 from .tap import Tap, hook, source
 from .unroll import request, unroll
 from .use import Operand, RandomState, Use, current_autocast, fingerprint, taken_apart
@@ -41,10 +42,14 @@ def meet(
     leaves, template = taken_apart(args, kwargs)
     operands, data, kept, run = _sides(recorder, leaves, parties.owned)
     saved = [leaves[k] for k in data]
+    unread = operator.name in ADDITIVE and operator.name not in recorder.rules
+    if unread:
+        saved = [_stand_in(t) for t in saved]
     target = leaves[0] if operator.inplace else None
     if target is not None:  # run on a copy, give the target its value and history afterwards
         run[0] = run[0].clone()
-        saved = [target.detach().clone() if k == 0 else leaves[k] for k in data]
+        if not unread:
+            saved = [target.detach().clone() if k == 0 else leaves[k] for k in data]
         parties.coloured = [(run[0] if t is target else t, s) for t, s in parties.coloured]
     device = parties.owned[0].device
     random = RandomState(device) if operator.random else None
@@ -92,6 +97,13 @@ def _stepwise(recorder: Recorder, name: str, args: Sequence[Any], kwargs: dict[s
         return cell(recorder, name, args, kwargs)
     asked = request(name, args, kwargs)
     return None if asked is None else unroll(recorder, asked)
+
+
+def _stand_in(tensor: Tensor) -> Tensor:
+    """The shape, dtype and device of data whose values no derivative needs."""
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return tensor
+    return tensor.detach().new_zeros(()).expand(tensor.shape)
 
 
 def not_per_sample(operator: Operator, coloured: Coloured) -> Mixed | None:
