@@ -93,9 +93,8 @@ class Patches(Form):
         m = self.images
         x, grad = self.x[first * m : last * m], self.grad[first * m : last * m]
         count, g = x.shape[0], self.geometry
-        # only its sizes are looked at, so a single number stands for all copies of the weight
-        sizes = (count * self.shape[0], *self.shape[1:])
-        weight = grad.new_zeros(()).expand(sizes)
+        # only its sizes are looked at; one number in the place of all would be copied out
+        weight = grad.new_empty((count * self.shape[0], *self.shape[1:]))
         found: Tensor = torch.ops.aten.convolution_backward(
             grad.reshape(1, -1, *grad.shape[2:]), x.reshape(1, -1, *x.shape[2:]), weight, None,
             g.stride, g.padding, g.dilation, g.transposed, g.output_padding, g.groups * count,
