@@ -11,12 +11,13 @@ processor time, fastest of the rounds: a step of a few milliseconds is easily di
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import statistics
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from .timing import clock
 
 COUNTS = [8, 16, 32, 64]
 ROUNDS, SECONDS = 15, 20.0
+STEPS = ("mlp", "cnn", "resnet18", "vit", "gpt", "gpt_tied", "bert", "lstm", "text")
 
 
 class Chain(nn.Module):
@@ -107,10 +109,13 @@ def slope(build: Callable[[int], Case], rounds: int) -> dict[str, Any]:
     }
 
 
-def ratios(case: Case, rounds: int) -> dict[str, Any]:
+def ratios(
+    case: Case, rounds: int, more: dict[str, Callable[[], Any]] | None = None
+) -> dict[str, Any]:
     """Recording, norms and clipped sum as ratios to plain."""
     steps = {
         "plain": plain(case, 1.0)["step"],
+        **(more or {}),
         "recording": lambda: recorded(case),
         "norms": lambda: recorded(case).norms(),
         "clipped sum": lambda: recorded(case).clipped_sum(1.0),
@@ -121,6 +126,39 @@ def ratios(case: Case, rounds: int) -> dict[str, Any]:
     for name, values in seconds.items():
         found[name] = statistics.median(a / b for a, b in zip(values, base, strict=True))
     return found
+
+
+@contextlib.contextmanager
+def frozen(net: nn.Module) -> Iterator[None]:
+    """No parameter wants a gradient, but everything behind the first layer does."""
+    named = [p for p in net.parameters() if p.requires_grad]
+
+    def wants(module: nn.Module, args: Any, out: Any) -> None:
+        first = out[0] if isinstance(out, tuple) else out
+        if isinstance(first, Tensor) and first.is_leaf and first.is_floating_point():
+            first.requires_grad_()
+
+    hooks = [m.register_forward_hook(wants) for m in net.modules() if m._parameters]
+    for parameter in named:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in named:
+            parameter.requires_grad_(True)
+        for hook in hooks:
+            hook.remove()
+
+
+def steps(case: Case, rounds: int) -> dict[str, Any]:
+    """What a step costs without any weight gradient, recorded, and with its questions."""
+    net, x, y, loss = case
+
+    def inputs_only() -> None:
+        with frozen(net):
+            loss(net(x), y).sum().backward()
+
+    return ratios(case, rounds, {"no weight gradients": inputs_only})
 
 
 def parts(case: Case, rounds: int) -> dict[str, Any]:
@@ -169,6 +207,10 @@ def measure(quick: bool) -> dict[str, Any]:
     if not quick:
         found["tiny GPT-2"] = ratios(tiny_gpt2(), 2 * rounds)
         print(f"    tiny GPT-2: norms {found['tiny GPT-2']['norms']:.2f} of plain", flush=True)
+        found["steps"] = {}
+        for name in STEPS:
+            found["steps"][name] = steps(MODELS[name](), rounds)
+            print(f"    steps of {name} measured", flush=True)
     found["parts"] = {}
     for name in ("cnn",) if quick else ("gpt", "resnet18"):
         found["parts"][name] = parts(MODELS[name](), 3 if quick else 7)

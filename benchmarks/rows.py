@@ -182,6 +182,22 @@ def parts(found: dict[str, Any]) -> str:
     return table(["model", *heads], body) if body else ""
 
 
+def steps(found: dict[str, Any]) -> str:
+    """What a step consists of, and what it would cost if recording were free."""
+    body = []
+    for name, spent in found.get("steps", {}).items():
+        without, recording = spent["no weight gradients"], spent["recording"]
+        norms, clipped = spent["norms"], spent["clipped sum"]
+        kernels = norms - recording
+        cells = (without, recording, norms, clipped, without + kernels, 1 + kernels)
+        body.append([name, f"{figure(spent['plain_ms'])} ms", *[f"{v:.2f}" for v in cells]])
+    head = [
+        "model", "plain", "no weight gradients", "recording", "norms", "clipped sum",
+        "norms, if recording were free", "clipped sum, if recording were free",
+    ]  # fmt: skip
+    return table(head, body) if body else ""
+
+
 def surroundings(found: dict[str, Any]) -> str:
     """What the numbers were measured on."""
     body = [

@@ -17,7 +17,7 @@ from typing import Any
 
 from .models import ALL
 from .results import RESULTS, ROOT, load
-from .rows import growth, messages, overhead, parts, question, short, surroundings
+from .rows import growth, messages, overhead, parts, question, short, steps, surroundings
 
 PAGES = ("README.md", "docs/benchmarks.md")
 MAIN = "warm heap, 1 thread"
@@ -38,6 +38,7 @@ def makers(directory: Path) -> dict[str, Callable[[], str]]:
         "growth": lambda: growth(scale),
         "overhead": lambda: overhead(extra),
         "parts": lambda: parts(extra),
+        "steps": lambda: steps(extra),
         "environment": lambda: surroundings(load(directory, "environment")),
     }
     for name in ("grads", "norms", "clipped sum"):
