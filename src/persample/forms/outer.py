@@ -119,8 +119,9 @@ class Outer(Form):
     def _norms_and_energy(self, *, energy: bool) -> tuple[Tensor, Tensor]:
         """‖gᵢ‖² and Σₜ ‖lₜ‖²‖rₜ‖², the scale of what rounding can hide."""
         if self.t == 1:
-            left, right = self._wide(0, self.n)
-            found = (left.square().sum((2, 3)) * right.square().sum((2, 3))).sum(1)
+            k = self.left.shape[1]
+            left, right = (squared(f.flatten(0, 1)) for f in self._wide(0, self.n))
+            found = (left * right).view(self.n, k).sum(1) if k > 1 else left.mul_(right)
             return found, found
         if self.plan().way == "gram":
             return self._gram()
