@@ -65,7 +65,7 @@ class Calls:
                 self._leaves_its_module(args[0])
                 hook = self._custom.guarded(args[0], *args[1:], **kwargs)
                 return func(args[0], hook)  # type: ignore[no-untyped-call]
-        if operator.enter and func not in self.entering:
+        if operator.enter and func not in self.entering and not operator.straight(args, kwargs):
             return self._enter(func, args, kwargs)
         parties = self._parties(operator, args, kwargs)
         wanted = torch.is_grad_enabled()

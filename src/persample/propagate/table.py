@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,13 @@ class Operator:
     by_shape: bool = False
     graph: bool = False
     recurrent: bool = False
+    direct: int = 0
+
+    def straight(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Whether this Python function only calls the operator of its name."""
+        return self.direct > 0 and not (
+            kwargs.get("inplace") or (len(args) > self.direct and args[self.direct])
+        )
 
 
 RULES: dict[str, Rule] = {}
@@ -178,11 +185,15 @@ def describe_operator(function: Any, name: str) -> Operator:
         fresh=short in FRESH,
         random=short in RANDOM,
         recurrent=short in RECURRENT,
+        direct=_DIRECT.get(function, 0) if enter else 0,
         graph=short in ("backward", "grad", "register_hook"),
         by_shape=not inplace and (short in BY_SHAPE or found in (elementwise, first_only)),
     )
 
 
+# Python functions that only call the operator of their name, unless the argument at this place, or
+# of the name ``inplace``, is true.
+_DIRECT: dict[Any, int] = {F.layer_norm: 9, F.relu: 1, F.silu: 1, F.dropout: 3}
 _WHOLE = {"rsub", "rdiv", "rpow", "rfloordiv", "rlshift", "rrshift", "rmod", "rmatmul"}
 
 
