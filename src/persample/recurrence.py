@@ -107,11 +107,14 @@ def _lstm(
 ) -> Any:
     assert c0 is not None
     hidden = weight.shape[1]
-    gates = u + bias if bias is not None else u.clone()
     if steps.even():
+        gates = u.detach()  # nobody else needs the projected input
+        if bias is not None:
+            gates += bias
         split = gates.view(len(steps.sizes), -1, gates.shape[1])
         *found, kept = lstm.forward(steps.order, split, h0, c0, weight)
         return *(t.flatten(0, 1) for t in found[:2]), *found[2:], [t.flatten(0, 1) for t in kept]
+    gates = u + bias if bias is not None else u.clone()
     outputs, before = u.new_empty(u.shape[0], hidden), u.new_empty(u.shape[0], hidden)
     cells, squashed = torch.empty_like(outputs), torch.empty_like(outputs)
     h, c, turned = h0.clone(), c0.clone(), weight.t()

@@ -234,6 +234,9 @@ class Outer(Form):
         else:
             left, right = self.left.to(dtype), self.right.to(dtype) * scaled
         if k == 1:
+            larger = left if a > b else right
+            if larger.stride(0) < larger.stride(2):  # a time loop's: positions before samples
+                left, right = left.transpose(0, 2), right.transpose(0, 2)
             total = torch.mm(left.reshape(n * t, a).T, right.reshape(n * t, b))
         else:
             left = left.transpose(0, 1).reshape(k, n * t, a)
