@@ -19,6 +19,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from .errors import Place, Reason, UsageError, from_torch, here
 from .layout import PURE, Constant, Layout, State
 from .marks import SELECTED, Mark, same, unseen
+from .tap import Tap
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -127,11 +128,19 @@ class CustomFunctions:
         if not isinstance(state, Layout):
             return hook
         marks, ledger, place = self.recorder.marks, self.recorder.tape._ledger, here()
+        known = marks.table.get(id(tensor))
+        tapped = tensor.dim() > 2 and _is_tap(tensor.grad_fn)
+        family = known.family if known is not None and tapped else None
+        seen = family.version if family is not None else 0
 
         def run(grad: Tensor) -> Tensor | None:
             if not ledger.receiving:
                 return hook(grad)
             with torch._C.DisableTorchFunction():
+                if family is not None and family.version != seen:
+                    # without a recorder it may have been a view, and torch drops a view's hooks
+                    why = "its tensor was written to in place after the hook was registered"
+                    self._report("a tensor hook", grad, place, why)
                 marks.put(grad, state)
             new = hook(grad)
             with torch._C.DisableTorchFunction():
@@ -194,13 +203,18 @@ class CustomFunctions:
             return expected is not None and same(state, expected)
         return state is None and not bool(grad.any())
 
-    def _report(self, who: str, grad: Tensor, place: Place | None) -> None:
+    def _report(self, who: str, grad: Tensor, place: Place | None, why: str = "") -> None:
         ledger = self.recorder.tape._ledger
         if ledger.receiving and ledger.trouble is None:
-            why = f"{who} does not keep samples apart, or hides how"
+            why = why or f"{who} does not keep samples apart, or hides how"
             reason = Reason(who, why, (tuple(grad.shape),), place)
             fix = 'record(..., unproven="loop") back-propagates each loss by itself'
             ledger.trouble = reason.error("gradients cannot be followed in backward", fix=fix)
+
+
+def _is_tap(node: Any) -> bool:
+    """Whether the recorder's own node stands in for an operator's."""
+    return getattr(type(node), "_forward_cls", None) is Tap
 
 
 def _is_edge(tensor: Tensor, node: Any, number: int) -> bool:

@@ -164,6 +164,41 @@ def lone_tokens() -> Pair:
     return found(model, lambda: loss(model, (ints(N, N),))), oracle(model, loss, (ints(N, N),))
 
 
+def clipped(losses_of: Callable[[nn.Module], Tensor]) -> Callable[[], Pair]:
+    """Clip losses that look at the whole batch without a gradient: must be refused."""
+
+    def run() -> Pair:
+        model = two()
+        with persample.record(model) as tape:
+            tape.backward(losses_of(model))
+        tape.grads()
+        return tape.clipped_sum(1.0), {}
+
+    return run
+
+
+def ranked(model: nn.Module) -> Tensor:
+    """Losses weighted by their rank."""
+    return spread(model(X)).sort()[0] * torch.arange(1.0, N + 1)
+
+
+def hardest(model: nn.Module) -> Tensor:
+    """The largest losses of the batch."""
+    return spread(model(X)).topk(2)[0]
+
+
+def hardest_by_index(model: nn.Module) -> Tensor:
+    """The same, chosen by index."""
+    losses = spread(model(X))
+    return losses[losses.detach().argsort()[2:]]
+
+
+def alive(model: nn.Module) -> Tensor:
+    """Only features that are large on the whole."""
+    out = model(X)
+    return out[:, out.detach().sum(0) > -1].sum(1)
+
+
 CHOICES: dict[str, tuple[str, Callable[[], Pair]]] = {
     "cached before the block": (EITHER, cached_outside),
     "cached before the block, partly": (EITHER, cached_partly),
@@ -179,6 +214,10 @@ CHOICES: dict[str, tuple[str, Callable[[], Pair]]] = {
     "no_grad": (REFUSED, under_no_grad),
     "frozen model": (EITHER, frozen_model),
     "tokens": (EXACT, lone_tokens),
+    "clip ranked losses": (REFUSED, clipped(ranked)),
+    "clip the hardest": (REFUSED, clipped(hardest)),
+    "clip the hardest by index": (REFUSED, clipped(hardest_by_index)),
+    "clip of features chosen by the batch": (REFUSED, clipped(alive)),
     "loop: mean": (EXACT, loop(lambda m, x: m.l(x) - m.l(x).mean(0), l=lin())),
     "loop: transposed": (EXACT, loop(lambda m, x: m.l(x).T, l=lin())),
     "loop: batch norm": (

@@ -55,6 +55,10 @@ HOOKS: Table = {
     ),
     "on a parameter": (EITHER, lambda m, x: on_parameter(m, lambda g: 3 * g) or x @ m.w),
     "clips a parameter": (EITHER, lambda m, x: on_parameter(m, lambda g: g / g.norm()) or x @ m.w),
+    "dropped by a write to a view": (
+        REFUSED,
+        lambda m, x: dropped(m.l(x[:, None].expand(N, N, N))),
+    ),
     "on a grad_fn": (REFUSED, lambda m, x: on_node(m.l(x) * 1)),
     "on a grad_fn, prehook": (REFUSED, lambda m, x: on_node_before(m.l(x) * 1)),
     "saved tensors crossed": (EITHER, lambda m, x: saved_crossed(m, x)),
@@ -68,6 +72,12 @@ def hook_output(h: Tensor, hook: Callable[[Tensor], Tensor]) -> Tensor:
     """A hook directly on the output of a layer."""
     h.register_hook(hook)
     return h * h
+
+
+def dropped(h: Tensor) -> Tensor:
+    """A hook on a view, which torch drops when the view is written to."""
+    h.register_hook(lambda g: 3 * g)
+    return h.mul_(2)
 
 
 def on_parameter(m: nn.Module, hook: Callable[[Tensor], Tensor]) -> None:

@@ -130,6 +130,8 @@ INDEXING: Table = {
     "unique by rows": (EITHER, lambda h: h[torch.unique(PAIRED)]),
     "choose": (REFUSED, lambda h: h * h[h[:, 0].argmax()]),
     "python max over samples": (REFUSED, lambda h: h * max(h[i, 0] for i in range(N))),
+    "ranks meet a parameter": (REFUSED, lambda h: h.sort(0)[0].sin()),
+    "columns chosen by the batch": (REFUSED, lambda h: h[:, h.detach().sum(0) > 0].sin()),
     "topk samples": (REFUSED, lambda h: h[h.sum(1).topk(2)[1]] * h[:2]),
 }
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ..errors import Mixing
-from ..layout import Additive, Layout, explicit, ids_of, squeeze_colours
+from ..errors import Mixing, Reason, here
+from ..layout import Additive, Layout, Mixed, explicit, ids_of, squeeze_colours
 from .call import Call, Result, axes, carry, elementwise
 from .table import rule
 
@@ -174,6 +174,9 @@ def trapezoid(call: Call) -> Result:
     return carry(call, [(y, dims)], out, () if out.dim() < y.dim() else dims)
 
 
+_RANKED = "the place of a sample's values depends on how they compare with other samples'"
+
+
 @rule("sort topk msort", routes=True)
 def order(call: Call) -> Result | list[Result]:
     """Sorting inside samples keeps their place; sorting the samples moves them by the indices."""
@@ -195,12 +198,16 @@ def order(call: Call) -> Result | list[Result]:
         raise Mixing("sorting over the samples")
     (axis,) = dims
     ids = ids_of(layout, x.shape, call.n, x.device).expand(x.shape)
-    return [explicit(squeeze_colours(ids.gather(axis, call.out[1]), call.n), call.n), None]
+    found = explicit(squeeze_colours(ids.gather(axis, call.out[1]), call.n), call.n)
+    if not x.is_floating_point():  # grouped by a key (experts): only routes
+        return [found, None]
+    why = Reason(call.name, _RANKED, (tuple(x.shape),), here())
+    return [found.with_coupling(why), Mixed(why)]
 
 
 @rule("argsort", routes=True)
 def argsort(call: Call) -> Result:
-    """Indices inside samples belong to them; indices over samples only route."""
+    """Indices inside samples belong to them; keys grouped over samples only route."""
     x = call.arg(0, "input", "self")
     dim = call.kwargs.get("dim", -1)
     for value in call.args[1:]:
@@ -209,6 +216,8 @@ def argsort(call: Call) -> Result:
     dims = axes(dim, x.dim())
     layout = call.layout(x)
     if layout is not None and any(d in dims for d in layout.axes):
+        if x.is_floating_point():
+            raise Mixing(_RANKED)
         return None
     return along(call, dims)
 

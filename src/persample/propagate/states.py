@@ -14,6 +14,10 @@ from .call import Call, Result, collect
 from .table import Operator
 
 Coloured = list[tuple[Tensor, State]]
+_CHOOSES = frozenset(
+    """getitem index masked_select index_select gather take take_along_dim setitem index_put
+    index_add index_copy scatter scatter_add""".split()
+)
 _SCALES = frozenset(("mul", "multiply", "div", "divide", "true_divide"))
 
 
@@ -86,14 +90,19 @@ def _apply(operator: Operator, call: Call) -> Result | list[Result]:
 def _special(operator: Operator, call: Call, coloured: Coloured) -> Result | list[Result]:
     """Some argument is mixed, a sum over samples, or coupled to the whole batch."""
     live: Coloured = []
+    chosen: Coloured = []
     for tensor, state in coloured:
-        if isinstance(state, Constant):
+        if isinstance(state, Constant) or _is_size(operator, call, tensor):
             continue
         if operator.routes and not isinstance(state, Layout) and not tensor.requires_grad:
-            if not (tensor.is_floating_point() or tensor.is_complex()):
-                continue  # an index: what it chooses is read off its values
+            index = operator.constant or not (call.args and tensor is call.args[0])
+            if index and not (tensor.is_floating_point() or tensor.is_complex()):
+                chosen.append((tensor, state))  # an index: what it chooses is read off its values
+                continue
         live.append((tensor, state))
     if all(isinstance(state, Layout) and state.coupled is None for _, state in live):
+        if chosen and operator.name in _CHOOSES:  # by the whole batch
+            return _coupled(operator, call, live, _first_reason(chosen, operator, call))
         return _apply(operator, call)
     if operator.name in _SCALES:
         return _scaled(operator, call, live)
@@ -104,6 +113,14 @@ def _special(operator: Operator, call: Call, coloured: Coloured) -> Result | lis
     if all(isinstance(state, Layout) for _, state in live):
         return _coupled(operator, call, live, None)
     return Mixed(_first_reason(live, operator, call))
+
+
+def _is_size(operator: Operator, call: Call, tensor: Tensor) -> bool:
+    """Whether a view takes a number for its shape from a tensor: like ``int(tensor)``."""
+    if not operator.aliasing or operator.name in _CHOOSES or tensor.dim() > 0:
+        return False
+    number = not (tensor.is_floating_point() or tensor.is_complex())
+    return number and not (call.args and tensor is call.args[0])
 
 
 def _coupling(state: State) -> Reason | None:
