@@ -69,6 +69,10 @@ def meet(
     random = RandomState(device) if operator.random else None
     call_args, call_kwargs = template.call(run)
     out = func(*call_args, **call_kwargs)
+    if unread:
+        for operand in operands:
+            if operand.name is None:  # computed from parameters, like the position of each token
+                operand.value = _stand_in(operand.value)
     result = run[0] if operator.inplace else out
     states = calls.states(operator, func, call_args, call_kwargs, result, parties)
     layouts = {id(t): s for t, s in parties.coloured}
@@ -86,7 +90,7 @@ def meet(
 
 
 def _stand_in(tensor: Tensor) -> Tensor:
-    """The shape, dtype and device of data whose values no derivative needs; one number of memory."""
+    """Data whose values no derivative needs: their shape, in the memory of one number."""
     if tensor.layout is not torch.strided or tensor.is_nested:
         return tensor
     return tensor.detach().new_zeros(()).expand(tensor.shape)
