@@ -129,9 +129,11 @@ class Ledger:
         same = None if use.fingerprint is None else comes_back(use.fingerprint, saved)
         if same is not None:
             self.returned.append((use, same))
-        storages = self.recorder.inputs.storages
         scaled = tuple([None if g is None else self._unscaled(g) for g in grads])
-        firing = Firing(tuple([own(t, storages) for t in saved]), scaled)
+        if self.lean is None:
+            storages = self.recorder.inputs.storages
+            saved = tuple([own(t, storages) for t in saved])
+        firing = Firing(saved, scaled)
         for layout, grad in zip(use.out_layouts, scaled, strict=True):
             if layout.ids is not None and grad is not None and unowned(layout, grad):
                 self.trouble = self.trouble or nobodys(use)
