@@ -1,7 +1,7 @@
 """Measure persample and its peers: time, memory, growth, overhead.
 
     python -m benchmarks [models ...] [--parts time memory scaling overhead] [--peers ...]
-                         [--threads 1] [--heap warm|default|both] [--rounds 7] [--quick]
+                         [--threads 1] [--heap warm|default|both|mapped] [--rounds 7] [--quick]
 
 Results go to benchmarks/results (``--quick``: to build/bench-quick), one entry per model, so that a
 part of them can be measured again; ``python -m benchmarks.tables`` makes tables and plots of them.
@@ -25,7 +25,7 @@ from typing import Any
 from . import libraries as libraries
 from .models import ALL, MODELS, QUICK
 from .peers import PEERS
-from .results import RESULTS, ROOT, WARM, environment, regime, save
+from .results import HEAPS, RESULTS, ROOT, WARM, environment, regime, save
 
 PARTS = ("time", "memory", "scaling", "overhead")
 FILES = {"time": "peers", "memory": "memory", "scaling": "scaling", "overhead": "overhead"}
@@ -55,7 +55,8 @@ def jobs_of(given: argparse.Namespace) -> Iterator[Job]:
             yield from (Job(part, model, heap) for heap in heaps for model in given.models)
         elif part == "memory":  # pages must go back to the system to be counted
             models = given.models[:1] if given.quick else given.models
-            yield from (Job(part, model, "default") for model in models)
+            heap = "mapped" if given.heap == "mapped" else "default"
+            yield from (Job(part, model, heap) for model in models)
         elif part == "scaling":
             yield Job(part, "", "default")
         else:
@@ -80,7 +81,7 @@ def arguments(job: Job, given: argparse.Namespace, peers: list[str], result: Pat
 def run(job: Job, given: argparse.Namespace) -> dict[str, Any]:
     """The result of a job. A peer that kills the process is left out of a second try, and named."""
     variables = {k: v for k, v in os.environ.items() if k not in WARM}
-    variables |= WARM if job.heap == "warm" else {}
+    variables |= HEAPS[job.heap]
     variables |= {"OMP_NUM_THREADS": str(given.threads)}
     peers, dead = list(given.peers), {}
     with tempfile.TemporaryDirectory() as directory:
@@ -115,7 +116,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--peers", nargs="+", choices=list(PEERS), default=list(PEERS))
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--heap", choices=("warm", "default", "both"), default="warm")
+    parser.add_argument("--heap", choices=(*HEAPS, "both"), default="warm")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--seconds", type=float, help="for the rounds of one model, after two")
     parser.add_argument("--quick", action="store_true", help="few models, few rounds")

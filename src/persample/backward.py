@@ -86,7 +86,8 @@ def checked_backward(
         ledger.lean.begin(patient=recorder.custom.reentrant)
     # loop: what taps cannot see would be lost, so the answer is compared with autograd's, too
     reference = None if scalar or not recorder.native else loop.reference(recorder, losses)
-    keep = retain_graph or recorder.loop or recorder.lean
+    again = recorder.ahead is not None and recorder.ahead.again
+    keep = retain_graph or recorder.loop or again
     ledger.retain = keep
     with receiving(recorder, factor):
         engine([losses], [seed], keep, [recorder.anchor] if recorder.native else ())
@@ -95,7 +96,8 @@ def checked_backward(
         if ledger.lean is not None:
             with torch._C.DisableTorchFunction(), torch.no_grad(), within(recorder.budget):
                 ledger.lean.finish()
-            ledger.lean.finished((losses, seed, factor), retain=retain_graph)
+            root = (losses, seed, factor) if keep else None
+            ledger.lean.finished(root, retain=retain_graph)
         ledger.backwards += 1
         ledger.scalar = ledger.scalar or scalar
         ledger.coupled = ledger.coupled or coupled
@@ -152,6 +154,11 @@ def revisit(
     ledger = recorder.tape._ledger
     lean = ledger.lean
     assert lean is not None
+    if lean.root is None and not lean.ahead.again:
+        raise UsageError(
+            "this question needs one more backward pass, and Ahead(again=False) freed the graph",
+            fix="name it in Ahead(...), or leave again=False out",
+        )
     if lean.root is None:
         raise UsageError(
             "this lean recording has given its sum, and its graph is gone",

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from .errors import UsageError
-from .forms import BUDGET
+from .forms import BUDGET, LEAN
 from .lean import Ahead
 from .parameters import Params
 from .queries import expect_direction, expect_projection
@@ -28,7 +28,7 @@ def record(
     verify: bool = False,
     lean: bool | Ahead = False,
     positions: bool = False,
-    budget: int = BUDGET,
+    budget: int | None = None,
 ) -> Recorder:
     """Record one ordinary forward and backward of an unmodified model.
 
@@ -51,8 +51,8 @@ def record(
     ``tape.backward(losses, retain_graph=True)`` keeps it.
     ``positions``: keep what :meth:`Tape.positions` needs (inputs and output gradients of biases and
     norm layers, too).
-    ``budget``: bytes of scratch memory that a question may take beyond its result; larger work is
-    cut into tiles. One row of one parameter is the least.
+    ``budget``: bytes of scratch memory that a question may take beyond its result (64 MiB; 2 MiB if
+    lean); larger work is cut into tiles. One row of one parameter is the least.
     """
     if not isinstance(model, nn.Module):
         raise UsageError(f"record takes an nn.Module, got {type(model).__name__}")
@@ -68,6 +68,7 @@ def record(
         expect_projection(*lean.projection)
     if not isinstance(lean, (bool, Ahead)):
         raise UsageError(f"lean must be a bool or persample.Ahead(...), got {lean!r}")
+    budget = (LEAN if lean else BUDGET) if budget is None else budget
     if isinstance(budget, bool) or not isinstance(budget, int) or budget < 1:
         raise UsageError(f"budget must be a positive number of bytes, got {budget!r}")
     if sample_ids is not None and n is None:

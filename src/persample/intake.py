@@ -128,9 +128,11 @@ class Intake:
             if same is not None:
                 self.returned.append((use, same))
         recorder = self.recorder
-        storages = recorder.inputs.storages
         scaled = tuple([None if g is None else self._unscaled(g) for g in grads])
-        firing = Firing(tuple([own(t, storages) for t in saved]), scaled)
+        if self.lean is None:  # a lean recording asks at once
+            storages = recorder.inputs.storages
+            saved = tuple([own(t, storages) for t in saved])
+        firing = Firing(saved, scaled)
         for layout, grad in zip(use.out_layouts, scaled, strict=True):
             if layout.ids is not None and grad is not None and unowned(layout, grad):
                 self.trouble = self.trouble or nobodys(use)

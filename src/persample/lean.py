@@ -28,12 +28,14 @@ class Ahead:
 
     ``direction`` for :meth:`Tape.dots`, ``projection`` = (dim, seed) for :meth:`Tape.project`,
     ``moments`` for :meth:`Tape.second_moment` and :meth:`Tape.variance`. What is not named here
-    costs a backward pass of its own when asked; the answers are the same.
+    costs a backward pass of its own when asked; the answers are the same. ``again=False`` promises
+    that no such pass follows: the graph is freed while the first one passes, as any backward does.
     """
 
     direction: Mapping[str, Tensor] | None = None
     projection: tuple[int, int] | None = None
     moments: bool = False
+    again: bool = True
 
 
 @dataclass(slots=True)
@@ -113,8 +115,8 @@ class Lean:
         for name in list(self.waiting):
             self._settle(name)
 
-    def finished(self, root: tuple[Tensor, Tensor, float], *, retain: bool) -> None:
-        """The first backward pass is over; ``root`` is where others start."""
+    def finished(self, root: tuple[Tensor, Tensor, float] | None, *, retain: bool) -> None:
+        """The first backward pass is over; ``root`` is where others start, if there may be any."""
         self.root, self.retain, self.done = root, retain, True
 
     def clear(self) -> None:

@@ -55,6 +55,10 @@ def meet(
     random = RandomState(device) if operator.random else None
     call_args, call_kwargs = template.call(run)
     out = func(*call_args, **call_kwargs)
+    if unread:
+        for operand in operands:
+            if operand.name is None:  # computed from parameters, like the position of each token
+                operand.value = _stand_in(operand.value)
     result = run[0] if operator.inplace else out
     states = calls.states(operator, func, call_args, call_kwargs, result, parties)
     layouts = {id(t): s for t, s in parties.coloured if s.__class__ is Layout}

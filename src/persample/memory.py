@@ -36,12 +36,13 @@ class Meter(TorchDispatchMode):
         self._seen: dict[int, int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        before = {id(t.untyped_storage()) for t in _tensors((args, kwargs))}
-        out = func(*args, **(kwargs or {}))
-        for tensor in _tensors(out):
-            storage = tensor.untyped_storage()
-            if id(storage) not in before and id(storage) not in self._seen:
-                self._add(storage)
+        with torch._C.DisableTorchFunction():  # a recorder would take this for the user's reading
+            before = {id(t.untyped_storage()) for t in _tensors((args, kwargs))}
+            out = func(*args, **(kwargs or {}))
+            for tensor in _tensors(out):
+                storage = tensor.untyped_storage()
+                if id(storage) not in before and id(storage) not in self._seen:
+                    self._add(storage)
         return out
 
     def _add(self, storage: Any) -> None:

@@ -1,6 +1,6 @@
 """Forms: representations of n gradients that know their algebra."""
 
-from .cost import BUDGET, Plan, scratch, spans, within
+from .cost import BUDGET, LEAN, Plan, scratch, spans, within
 from .dense import Dense
 from .form import Form, inner, lift, real, wide
 from .outer import Outer
@@ -16,6 +16,7 @@ from .total import Total, total
 
 __all__ = [
     "BUDGET",
+    "LEAN",
     "Dense",
     "Form",
     "Geometry",

@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 BUDGET = 64 << 20  # bytes of scratch memory that a question may take beyond its result
+LEAN = 2 << 20  # where as little as possible is to be alive at once
 _LIMIT: ContextVar[int] = ContextVar("scratch memory", default=BUDGET)
 _BYTE = 2  # multiplications that take as long as moving a byte of an intermediate result
 

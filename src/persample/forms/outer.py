@@ -224,25 +224,34 @@ class Outer(Form):
         b = self.right.shape[3]
         copied = min(a, b) if dtype == self.dtype and k == 1 else a + b
         if n * k * t * copied * dtype.itemsize > scratch() and n > 1:
-            total = torch.zeros(self.shape, dtype=dtype, device=self.device)
+            sums = torch.zeros(k, a, b, dtype=dtype, device=self.device)
             for first, last in spans(n, k * t * copied * dtype.itemsize):
-                total += self.narrowed(first, last).weighted_sum(c[first:last])
-            return total
-        scaled = c.to(dtype).view(n, 1, 1, 1)
+                left, right = self.narrowed(first, last)._scaled(c[first:last])
+                if k == 1:
+                    sums[0].addmm_(left.mT, right)
+                else:
+                    sums.baddbmm_(left.mT, right)
+            return sums.view(self.shape)
+        left, right = self._scaled(c)
+        return (torch.mm if k == 1 else torch.bmm)(left.mT, right).view(self.shape)
+
+    def _scaled(self, c: Tensor) -> tuple[Tensor, Tensor]:
+        """Both factors, the narrower one times c: (n·t, a) and (n·t, b), for each block if many."""
+        dtype = wide(self.dtype)
+        n, k, t, a = self.left.shape
+        b = self.right.shape[3]
+        left, right, scale = self.left.to(dtype), self.right.to(dtype), c.to(dtype).view(n, 1, 1, 1)
         if a <= b:
-            left, right = self.left.to(dtype) * scaled, self.right.to(dtype)
+            left = left * scale
         else:
-            left, right = self.left.to(dtype), self.right.to(dtype) * scaled
+            right = right * scale
         if k == 1:
             larger = left if a > b else right
             if larger.stride(0) < larger.stride(2):  # a time loop's: positions before samples
                 left, right = left.transpose(0, 2), right.transpose(0, 2)
-            total = torch.mm(left.reshape(n * t, a).T, right.reshape(n * t, b))
-        else:
-            left = left.transpose(0, 1).reshape(k, n * t, a)
-            right = right.transpose(0, 1).reshape(k, n * t, b)
-            total = torch.bmm(left.mT, right)
-        return total.view(self.shape)
+            return left.reshape(n * t, a), right.reshape(n * t, b)
+        left = left.transpose(0, 1).reshape(k, n * t, a)
+        return left, right.transpose(0, 1).reshape(k, n * t, b)
 
     def dot(self, direction: Tensor) -> Tensor:
         """Σₜ ⟨lₜ V, rₜ⟩."""

@@ -254,17 +254,22 @@ class Patches(Form):
         return torch.cat(found)
 
     def weighted_sum(self, c: Tensor) -> Tensor:
-        """One ordinary weight gradient with scaled output gradients."""
+        """One ordinary weight gradient with the smaller factor scaled."""
         dtype, g = wide(self.dtype), self.geometry
-        scale = c.to(dtype).repeat_interleave(self.images)
-        if self.n == 0 or (self.n > 1 and self._copies() > scratch()):
+        copies = self._copies(min(self.x.numel(), self.grad.numel()))
+        if self.n == 0 or (self.n > 1 and copies > scratch()):
             total = torch.zeros(self.shape, dtype=dtype, device=self.device)
-            for first, last in spans(self.n, self._copies() // max(self.n, 1)):
+            for first, last in spans(self.n, copies // max(self.n, 1)):
                 total += self.narrowed(first, last).weighted_sum(c[first:last])
             return total
-        grad = self.grad.to(dtype) * scale.view(-1, *[1] * (self.grad.dim() - 1))
+        x, grad = self.x.to(dtype), self.grad.to(dtype)
+        scale = c.to(dtype).repeat_interleave(self.images).view(-1, *[1] * (x.dim() - 1))
+        if x.numel() < grad.numel():
+            x = x * scale
+        else:
+            grad = grad * scale
         found: Tensor = torch.ops.aten.convolution_backward(
-            grad, self.x.to(dtype), self.weight.to(dtype), None, g.stride, g.padding, g.dilation,
+            grad, x, self.weight.to(dtype), None, g.stride, g.padding, g.dilation,
             g.transposed, g.output_padding, g.groups, [False, True, False],
         )[1]  # fmt: skip
         return found
@@ -274,8 +279,9 @@ class Patches(Form):
         if self.dtype.is_complex or self.n == 0:
             return super().dot(direction)
         dtype, g = wide(self.dtype), self.geometry
-        if self.n > 1 and self._copies() > scratch():
-            runs = spans(self.n, self._copies() // self.n)
+        copies = self._copies(self.grad.numel())
+        if self.n > 1 and copies > scratch():
+            runs = spans(self.n, copies // self.n)
             return torch.cat([self.narrowed(*run).dot(direction) for run in runs])
         moved: Tensor = torch.ops.aten.convolution(
             self.x.to(dtype), direction.to(dtype), None, g.stride, g.padding, g.dilation,
@@ -284,11 +290,11 @@ class Patches(Form):
         each: Tensor = (moved * self.grad.to(dtype)).flatten(1).sum(1)
         return each.view(self.n, self.images).sum(1)
 
-    def _copies(self) -> int:
-        """Scratch memory for a scaled output gradient, and for widened factors."""
+    def _copies(self, elements: int) -> int:
+        """Scratch memory for two tensors of so many elements, and for widened factors."""
         width = wide(self.dtype).itemsize
         widened = (self.x.numel() + self.grad.numel()) * width if self.dtype.itemsize < width else 0
-        return 2 * self.grad.numel() * width + widened
+        return 2 * elements * width + widened
 
     def project(self, sketch: Sketch) -> Tensor:
         """Σₚ (Sₐ gₚ)(S_b xₚ)ᵀ: sketching all patches is a convolution with kernel S_b."""

@@ -151,9 +151,9 @@ class Rows(Form):
         return out
 
     def _runs(self) -> Iterator[slice]:
-        """Rows, as many at a time as fit twice."""
-        width = 2 * self.values.shape[1] * wide(self.dtype).itemsize
-        for first, last in spans(self.values.shape[0], width):
+        """Rows, as many at a time as stay in cache when copied."""
+        width = self.values.shape[1] * wide(self.dtype).itemsize
+        for first, last in spans(self.values.shape[0], width, 256 << 10):
             yield slice(first, last)
 
     def dot(self, direction: Tensor) -> Tensor:
