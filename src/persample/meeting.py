@@ -41,24 +41,19 @@ def meet(
             return found
     leaves, template = taken_apart(args, kwargs)
     operands, data, kept, run = _sides(recorder, leaves, parties.owned)
-    saved = [leaves[k] for k in data]
     unread = operator.name in ADDITIVE and operator.name not in recorder.rules
-    if unread:
-        saved = [_stand_in(t) for t in saved]
+    saved = _kept_data(leaves, data, unread=unread, inplace=operator.inplace)
     target = leaves[0] if operator.inplace else None
     if target is not None:  # run on a copy, give the target its value and history afterwards
         run[0] = run[0].clone()
-        if not unread:
-            saved = [target.detach().clone() if k == 0 else leaves[k] for k in data]
         parties.coloured = [(run[0] if t is target else t, s) for t, s in parties.coloured]
     device = parties.owned[0].device
     random = RandomState(device) if operator.random else None
     call_args, call_kwargs = template.call(run)
     out = func(*call_args, **call_kwargs)
-    if unread:
-        for operand in operands:
-            if operand.name is None:  # computed from parameters, like the position of each token
-                operand.value = _stand_in(operand.value)
+    for operand in operands if unread else ():
+        if operand.name is None:  # computed from parameters, like the position of each token
+            operand.value = _stand_in(operand.value)
     result = run[0] if operator.inplace else out
     states = calls.states(operator, func, call_args, call_kwargs, result, parties)
     layouts = {id(t): s for t, s in parties.coloured if s.__class__ is Layout}
@@ -101,6 +96,15 @@ def _stepwise(recorder: Recorder, name: str, args: Sequence[Any], kwargs: dict[s
         return cell(recorder, name, args, kwargs)
     asked = request(name, args, kwargs)
     return None if asked is None else unroll(recorder, asked)
+
+
+def _kept_data(leaves: list[Any], data: list[int], *, unread: bool, inplace: bool) -> list[Tensor]:
+    """What backward needs of the data: their values, unless no derivative reads them."""
+    if unread:
+        return [_stand_in(leaves[k]) for k in data]
+    if inplace:
+        return [leaves[k].detach().clone() if k == 0 else leaves[k] for k in data]
+    return [leaves[k] for k in data]
 
 
 def _stand_in(tensor: Tensor) -> Tensor:
