@@ -11,12 +11,13 @@ from persample.rules import RULES
 
 SOURCE = Path(persample.__file__).parent
 ORDER = [
-    "errors", "layout", "propagate", "forms", "use", "marks", "parameters", "distributed", "rules",
-    "tap", "enter", "eager", "inputs", "entries", "explain", "clipping", "queries", "lean",
-    "intake", "ledger", "positions", "asked", "products", "moments", "tape", "custom", "loop",
-    "backward", "engine", "operands", "cells", "lstm", "recurrence", "projection", "unroll",
-    "meeting", "calls", "recorder", "entry", "testing", "check", "expanded_weights", "memory",
-    "inspection", "target", "demonstration", "cli", "__main__",
+    "errors", "layout", "propagate", "forms", "conditions", "use", "marks", "parameters",
+    "distributed", "rules", "tap", "enter", "eager", "inputs", "entries", "explain", "clipping",
+    "queries", "lean", "intake", "ledger", "positions", "asked", "products", "moments", "tape",
+    "custom", "loop", "backward", "engine", "operands", "cells", "lstm", "recurrence",
+    "projection", "unroll", "parties", "meeting", "calls", "recorder", "entry", "testing",
+    "check", "expanded_weights", "memory", "inspection", "target", "demonstration", "cli",
+    "__main__",
 ]  # fmt: skip
 
 

@@ -12,33 +12,21 @@ from .custom import graph_node
 from .engine import ENGINE, run_backward, run_grad
 from .enter import entered
 from .errors import Reason, here
-from .layout import CONSTANT, PURE, Additive, Constant, Layout, Mixed, State
+from .layout import CONSTANT, PURE, Additive, Layout, Mixed, State
 from .marks import EXCLUDED, SELECTED, Derived, Mark, same, version
 from .meeting import meet, not_per_sample
+from .parties import Coloured, Parties, Sorting
 from .propagate import Operator, collect, propagate
 from .use import Lookup
 
 if TYPE_CHECKING:
     from .recorder import Recorder
 
-Coloured = list[tuple[Tensor, State]]
 _NOTHING = object()
 
 # What layout rules said of calls in which closed layouts and shapes decide.
 _KNOWN: dict[tuple[Any, ...], Any] = {}
 _LIMIT = 1 << 14
-
-
-class Parties:
-    """The tensors of one call: with samples, or of parameters; ``key`` names calls alike."""
-
-    __slots__ = ("coloured", "data", "key", "owned")
-
-    def __init__(self) -> None:
-        self.coloured: Coloured = []
-        self.owned: list[Tensor] = []
-        self.data = False
-        self.key: tuple[Any, ...] | None = None
 
 
 class Calls:
@@ -51,6 +39,7 @@ class Calls:
         self._table = recorder.marks.table
         self._slots = recorder.parameters.slots
         self._custom = recorder.custom
+        self._sorted = Sorting(recorder)
 
     def handle(
         self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
@@ -67,7 +56,7 @@ class Calls:
                 return func(args[0], hook)  # type: ignore[no-untyped-call]
         if operator.enter and func not in self.entering and not operator.straight(args, kwargs):
             return self._enter(func, args, kwargs)
-        parties = self._parties(operator, args, kwargs)
+        parties = self._sorted(operator, args, kwargs)
         wanted = torch.is_grad_enabled()
         if parties.coloured:
             if wanted:
@@ -90,70 +79,7 @@ class Calls:
                 return out
         return meet(self, operator, func, args, kwargs, parties)
 
-    # ------------------------------------------------------------------ who takes part
-
-    def _parties(self, operator: Operator, args: Sequence[Any], kwargs: dict[str, Any]) -> Parties:
-        """Sort a call's tensors; build its key where closed layouts and shapes decide."""
-        parties = Parties()
-        key: list[Any] = [operator.name, self._marks.n]
-        values = [*args, *kwargs.keys(), *kwargs.values()] if kwargs else args
-        if self._sort(operator, values, parties, key) and parties.coloured:
-            parties.key = tuple(key)
-        return parties
-
-    def _sort(
-        self, operator: Operator, values: Sequence[Any], parties: Parties, key: list[Any]
-    ) -> bool:
-        """Whether every tensor is a constant, a parameter, or has a plain closed layout."""
-        table, slots = self._table, self._slots
-        plain = operator.by_shape and self._marks.n != 1
-        for value in values:
-            kind = value.__class__
-            if kind is int or kind is str:
-                key.append(value)
-            elif isinstance(value, Tensor):
-                if value.is_nested:  # has no shape
-                    plain = False
-                key.append(value.shape if plain else None)
-                if operator.shape_only and len(key) > 3:
-                    continue
-                mark = table.get(id(value))
-                state: State | Derived | None
-                if mark is not None and mark.unchanged(value):
-                    state = mark.state
-                elif mark is None and id(value) in slots:
-                    parties.owned.append(value)
-                    continue
-                else:
-                    state = self.recorder.look(value)
-                if state is None:
-                    if value.dim() == 0:
-                        plain = plain and value.is_floating_point()
-                    elif value.layout is not torch.strided:  # where it has entries decides
-                        plain = False
-                    continue
-                if state.__class__ is Layout:
-                    plain = plain and state.ids is None and state.coupled is None
-                    key.append(state)
-                    parties.coloured.append((value, state))
-                    parties.data = True
-                elif isinstance(state, Derived):
-                    parties.owned.append(value)
-                else:
-                    plain = False
-                    parties.coloured.append((value, state))
-                    parties.data = parties.data or not isinstance(state, Constant)
-            elif kind is list or kind is tuple or isinstance(value, (list, tuple)):
-                key.append((kind, len(value)))
-                plain = self._sort(operator, value, parties, key) and plain
-            elif kind is slice:
-                key.append(("slice", value.start, value.stop, value.step))
-            elif isinstance(value, dict):
-                plain = False
-                self._sort(operator, list(value.values()), parties, key)
-            else:
-                key.append(repr(value) if kind is bool else value)
-        return plain
+    # ------------------------------------------------------------------ ways to run it
 
     def _leaves_its_module(self, tensor: Tensor) -> None:
         """fully_shard hooks what its modules return; a tensor derived from parameters is lost."""
@@ -167,8 +93,6 @@ class Calls:
             fix = "compute it where it is used, or shard both modules as one group"
             reason = Reason("fully_shard", why, (tuple(tensor.shape),), here(), fix)
             self._marks.put(tensor, Mixed(reason))
-
-    # ------------------------------------------------------------------ ways to run it
 
     def _enter(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run a Python function of torch with the recorder watching its body.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from .conditions import comes_back
 from .distributed import crosses
 from .entries import (
     Entry,
@@ -26,7 +27,7 @@ from .explain import Measure, measured
 from .forms import Form, within
 from .lean import Lean, Visitor
 from .rules import RULES, Forms, OfTable, Unsuited, generic
-from .use import Firing, Operand, Use, comes_back
+from .use import Firing, Operand, Use
 
 if TYPE_CHECKING:
     from .recorder import Recorder

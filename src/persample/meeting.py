@@ -9,18 +9,20 @@ import torch
 from torch import Tensor
 
 from .cells import CELLS, cell
+from .conditions import RandomState, current_autocast, fingerprint
 from .errors import Reason, here
 from .layout import CONSTANT, Additive, Constant, Layout, Mixed, State, closed
 from .marks import Derived, same
 from .operands import operand_of
+from .parties import Coloured, Parties
 from .propagate import Operator, collect
 from .propagate.facts import ADDITIVE
 from .tap import Tap, hook, source
 from .unroll import request, unroll
-from .use import Operand, RandomState, Use, current_autocast, fingerprint, taken_apart
+from .use import Operand, Use, taken_apart
 
 if TYPE_CHECKING:
-    from .calls import Calls, Coloured, Parties
+    from .calls import Calls
     from .recorder import Recorder
 
 

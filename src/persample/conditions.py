@@ -1,0 +1,70 @@
+"""Under which conditions an operator ran: what it saved, random numbers, autocast."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def fingerprint(tensors: Sequence[Tensor]) -> Tensor | None:
+    """Sums of what is saved, where hooks (checkpointing, offloading) decide what comes back."""
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
+        return None
+    with torch.no_grad():
+        return _sums(tensors)
+
+
+def _sums(tensors: Sequence[Tensor]) -> Tensor:
+    """One number per tensor; nothing waits for the device."""
+    sums = [_sum(t) for t in tensors]
+    return torch.stack([s.to(sums[0].device) for s in sums]) if sums else torch.zeros(0)
+
+
+def _sum(tensor: Tensor) -> Tensor:
+    value = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor
+    # where there is no double precision, single must do
+    dtype = torch.float32 if tensor.device.type == "mps" else torch.float64
+    return value.detach().to_dense().sum(dtype=dtype)
+
+
+def comes_back(expected: Tensor | None, tensors: Sequence[Tensor]) -> Tensor | None:
+    """Whether what was saved is what was given back: a truth value on its device, or None."""
+    if expected is None:
+        return None
+    found = _sums(tensors).to(expected.device)
+    if found.shape != expected.shape:
+        return torch.zeros((), dtype=torch.bool, device=expected.device)
+    return torch.isclose(found, expected, rtol=1e-6, atol=0.0, equal_nan=True).all()
+
+
+class RandomState:
+    """The random generators' state before an operator that draws numbers."""
+
+    __slots__ = ("cpu", "cuda")
+
+    def __init__(self, device: torch.device) -> None:
+        self.cpu = torch.get_rng_state()
+        self.cuda = (device, torch.cuda.get_rng_state(device)) if device.type == "cuda" else None
+
+    def changed(self) -> bool:
+        """Whether numbers were drawn since."""
+        if not torch.equal(self.cpu, torch.get_rng_state()):
+            return True
+        return self.cuda is not None and not torch.equal(
+            self.cuda[1], torch.cuda.get_rng_state(self.cuda[0])
+        )
+
+    def restore(self) -> None:
+        """Go back to the stored state (inside fork_rng)."""
+        torch.set_rng_state(self.cpu)
+        if self.cuda is not None:
+            torch.cuda.set_rng_state(self.cuda[1], self.cuda[0])
+
+
+def current_autocast(device: torch.device) -> tuple[tuple[str, torch.dtype], ...]:
+    """Autocast settings that a replay must reproduce."""
+    if not torch._C._is_any_autocast_enabled() or not torch.is_autocast_enabled(device.type):
+        return ()
+    return ((device.type, torch.get_autocast_dtype(device.type)),)

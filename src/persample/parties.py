@@ -1,0 +1,102 @@
+"""Who takes part in a call: tensors with samples, and tensors of parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .layout import Constant, Layout, State
+from .marks import Derived
+from .propagate import Operator
+
+if TYPE_CHECKING:
+    from .recorder import Recorder
+
+Coloured = list[tuple[Tensor, State]]
+
+
+class Parties:
+    """The tensors of one call: with samples, or of parameters; ``key`` names calls alike."""
+
+    __slots__ = ("coloured", "data", "key", "owned")
+
+    def __init__(self) -> None:
+        self.coloured: Coloured = []
+        self.owned: list[Tensor] = []
+        self.data = False
+        self.key: tuple[Any, ...] | None = None
+
+
+class Sorting:
+    """Sorts the tensors of every call of a recording."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self._marks, self._table = recorder.marks, recorder.marks.table
+        self._slots = recorder.parameters.slots
+
+    def __call__(self, operator: Operator, args: Sequence[Any], kwargs: dict[str, Any]) -> Parties:
+        """Sort a call's tensors; build its key where closed layouts and shapes decide."""
+        parties = Parties()
+        key: list[Any] = [operator.name, self._marks.n]
+        values = [*args, *kwargs.keys(), *kwargs.values()] if kwargs else args
+        if self._sort(operator, values, parties, key) and parties.coloured:
+            parties.key = tuple(key)
+        return parties
+
+    def _sort(
+        self, operator: Operator, values: Sequence[Any], parties: Parties, key: list[Any]
+    ) -> bool:
+        """Whether every tensor is a constant, a parameter, or has a plain closed layout."""
+        table, slots = self._table, self._slots
+        plain = operator.by_shape and self._marks.n != 1
+        for value in values:
+            kind = value.__class__
+            if kind is int or kind is str:
+                key.append(value)
+            elif isinstance(value, Tensor):
+                if value.is_nested:  # has no shape
+                    plain = False
+                key.append(value.shape if plain else None)
+                if operator.shape_only and len(key) > 3:
+                    continue
+                mark = table.get(id(value))
+                state: State | Derived | None
+                if mark is not None and mark.unchanged(value):
+                    state = mark.state
+                elif mark is None and id(value) in slots:
+                    parties.owned.append(value)
+                    continue
+                else:
+                    state = self.recorder.look(value)
+                if state is None:
+                    if value.dim() == 0:
+                        plain = plain and value.is_floating_point()
+                    elif value.layout is not torch.strided:  # where it has entries decides
+                        plain = False
+                    continue
+                if state.__class__ is Layout:
+                    plain = plain and state.ids is None and state.coupled is None
+                    key.append(state)
+                    parties.coloured.append((value, state))
+                    parties.data = True
+                elif isinstance(state, Derived):
+                    parties.owned.append(value)
+                else:
+                    plain = False
+                    parties.coloured.append((value, state))
+                    parties.data = parties.data or not isinstance(state, Constant)
+            elif kind is list or kind is tuple or isinstance(value, (list, tuple)):
+                key.append((kind, len(value)))
+                plain = self._sort(operator, value, parties, key) and plain
+            elif kind is slice:
+                key.append(("slice", value.start, value.stop, value.step))
+            elif isinstance(value, dict):
+                plain = False
+                self._sort(operator, list(value.values()), parties, key)
+            else:
+                key.append(repr(value) if kind is bool else value)
+        return plain
