@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,7 +27,7 @@ from .entries import (
 )
 from .errors import MixedSamplesError, PersampleError, Reason, StaleError, UsageError, describe
 from .explain import Measure, measured
-from .forms import Dense, Form, Outer, sharing, total, within
+from .forms import Dense, Form, Outer, kept_rows, scratch, sharing, total, within
 from .lean import Lean, Visitor
 from .marks import version
 from .rules import RULES, Forms, OfTable, Unsuited, generic
@@ -295,6 +296,22 @@ class Ledger:
                 if found:
                     self._cache[name] = total(found)
         return {name: self._cache[name] for name in wanted if name in self._cache}
+
+    @contextlib.contextmanager
+    def settled(self, names: Iterable[str]) -> Iterator[None]:
+        """For norms and a sum: within the block, rows stand for forms where that is cheaper."""
+        if self.lean is not None:
+            yield
+            return
+        forms = self.forms(names)
+        rows = kept_rows(forms)
+        used = sum(form.nbytes() for form in rows.values())
+        self._cache.update(rows)
+        try:
+            with within(scratch() - used):
+                yield
+        finally:
+            self._cache.update({name: forms[name] for name in rows})
 
     def attached(self, entry: Entry, names: set[str]) -> list[tuple[str, Form]]:
         """The entry's form as a form of the parameters behind its operand."""

@@ -167,16 +167,17 @@ class Tape(Products, Moments):
             names = choose(params, self.names)
             groups = rule.split(names) if isinstance(rule, Grouped) else [tuple(names)]
             within = rule.within if isinstance(rule, Grouped) else rule
-            bounds = self._ledger.sq_norms(names, bounds=True)
-            bad = ~torch.isfinite(queries.added(bounds, self.n, self._device()))
-            self._warn(bad)
-            c: dict[str, Tensor] = {}
-            for group in groups:
-                mine = {name: bounds[name] for name in group if name in bounds}
-                sizes = queries.added(mine, self.n, self._device()).sqrt_()
-                share = coefficients(within, sizes, float(max_norm) / len(groups) ** 0.5)
-                c.update(dict.fromkeys(group, share.masked_fill(bad, 0)))
-            return self._summed(names, c, bad=bad, wide=True, last=True)
+            with self._ledger.settled(names):
+                bounds = self._ledger.sq_norms(names, bounds=True)
+                bad = ~torch.isfinite(queries.added(bounds, self.n, self._device()))
+                self._warn(bad)
+                c: dict[str, Tensor] = {}
+                for group in groups:
+                    mine = {name: bounds[name] for name in group if name in bounds}
+                    sizes = queries.added(mine, self.n, self._device()).sqrt_()
+                    share = coefficients(within, sizes, float(max_norm) / len(groups) ** 0.5)
+                    c.update(dict.fromkeys(group, share.masked_fill(bad, 0)))
+                return self._summed(names, c, bad=bad, wide=True, last=True)
 
     def nonfinite(self, *, params: Params = None) -> Tensor:
         """Samples whose gradient holds NaN or inf, or overflows when squared: indices."""

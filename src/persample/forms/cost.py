@@ -14,6 +14,7 @@ from dataclasses import dataclass
 BUDGET = 64 << 20  # bytes of scratch memory that a question may take beyond its result
 _LIMIT: ContextVar[int] = ContextVar("scratch memory", default=BUDGET)
 _BYTE = 2  # multiplications that take as long as moving a byte of an intermediate result
+MEMORY = 4  # the same for a byte that does not stay in the cache
 
 
 def scratch() -> int:
