@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import persample
+from persample.forms import Outer, kept_rows
 
 from .models import Fn, par
 
@@ -256,3 +257,38 @@ def test_a_tied_table_that_cancels_keeps_the_bound(scale: float, lean: bool) -> 
             alone = torch.arange(4) == i
             found = tape.clipped_sum(1e-3, rule=lambda norms, c: torch.where(alone, c / norms, 0))
             assert float(found["e.weight"].double().norm()) <= 1e-3 * (1 + 1e-6)
+
+
+def many_positions(bad: int | None = None, **options: Any) -> persample.Tape:
+    """Sizes for which rows serve norms and a sum for less than products of positions."""
+    torch.manual_seed(0)
+    model, x = nn.Linear(160, 160), torch.randn(4, 64, 160)
+    if bad is not None:
+        x[bad, 0, 0] = float("nan")
+    with persample.record(model, **options) as tape:
+        tape.backward(model(x).square().mean((1, 2)))
+    return tape
+
+
+def test_rows_that_are_kept_for_a_sum_change_no_answer() -> None:
+    tape, small = many_positions(), many_positions(budget=1 << 16)
+    forms = tape._forms(None)
+    assert list(kept_rows(forms)) == ["weight"]
+    few = Outer(torch.randn(4, 1, 8, 300), torch.randn(4, 1, 8, 300), torch.Size((300, 300)))
+    assert not kept_rows({"weight": few})
+    bound = float(tape.norms().mean())
+    scale = (bound / tape.norms()).clamp(max=1)
+    expected = {k: torch.einsum("n,n...->...", scale, g) for k, g in tape.grads().items()}
+    for found in (tape.clipped_sum(bound), tape.clipped_sum(bound), small.clipped_sum(bound)):
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6)
+    assert tape._forms(None)["weight"] is forms["weight"]
+
+
+def test_rows_that_are_kept_leave_out_a_sample_that_is_not_finite() -> None:
+    tape = many_positions(bad=1)
+    with pytest.warns(persample.NonFiniteWarning):
+        found = tape.clipped_sum(1e6)
+    others = {k: g[[0, 2, 3]].sum(0) for k, g in tape.grads().items()}
+    for name, value in others.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6)

@@ -156,18 +156,20 @@ class Tape(Products, Moments):
             names = choose(params, self.names)
             groups = rule.split(names) if isinstance(rule, Grouped) else [tuple(names)]
             within = rule.within if isinstance(rule, Grouped) else rule
-            bounds = self._ledger.sq_norms(names, bounds=True)
-            whole = queries.added(bounds, self.n, self._device())
-            bad = self._nonfinite(whole)
-            c: dict[str, Tensor] = {}
-            for group in groups:
-                sizes = whole
-                if len(groups) > 1:
-                    mine = {name: bounds[name] for name in group if name in bounds}
-                    sizes = queries.added(mine, self.n, self._device())
-                share = coefficients(within, sizes.sqrt(), float(max_norm) / len(groups) ** 0.5)
-                c.update(dict.fromkeys(group, share if bad is None else share.masked_fill(bad, 0)))
-            return self._summed(names, c, bad=bad, certain=True, wide=True, last=True)
+            with self._ledger.settled(names):
+                bounds = self._ledger.sq_norms(names, bounds=True)
+                whole = queries.added(bounds, self.n, self._device())
+                bad = self._nonfinite(whole)
+                c: dict[str, Tensor] = {}
+                for group in groups:
+                    sizes = whole
+                    if len(groups) > 1:
+                        mine = {name: bounds[name] for name in group if name in bounds}
+                        sizes = queries.added(mine, self.n, self._device())
+                    share = coefficients(within, sizes.sqrt(), float(max_norm) / len(groups) ** 0.5)
+                    share = share if bad is None else share.masked_fill(bad, 0)
+                    c.update(dict.fromkeys(group, share))
+                return self._summed(names, c, bad=bad, certain=True, wide=True, last=True)
 
     def nonfinite(self, *, params: Params = None) -> Tensor:
         """Samples whose gradient holds NaN or inf, or overflows when squared: indices."""

@@ -3,6 +3,7 @@
 from .cost import BUDGET, LEAN, Plan, scratch, spans, within
 from .dense import Dense
 from .form import Form, inner, lift, real, wide
+from .keeping import kept_rows
 from .outer import Outer
 from .part import Part
 from .patches import Geometry, Patches
@@ -30,6 +31,7 @@ __all__ = [
     "Sketch",
     "Total",
     "inner",
+    "kept_rows",
     "kept_sketch",
     "lift",
     "real",

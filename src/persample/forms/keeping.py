@@ -1,0 +1,54 @@
+"""Rows that are written out once, for questions that look at every gradient twice.
+
+A clipped sum takes norms first and a sum afterwards. Where positions are many, the rows themselves
+serve both for less than products of positions and a second matrix product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from .cost import MEMORY, scratch
+from .dense import Dense
+from .form import Form, wide
+from .outer import Outer
+
+
+class Kept(Dense):
+    """Rows for norms and one sum, which lets go of them."""
+
+    __slots__ = ()
+
+    def certain_sum(self, c: Tensor) -> Tensor:
+        """The last that is asked of the rows."""
+        total = self.weighted_sum(c)
+        self.values = self.values.new_empty(0, *self.shape)
+        return total
+
+
+def saved(form: Form) -> int:
+    """Multiplications that kept rows save: norms cost nothing beyond three passes through them."""
+    if not isinstance(form, Outer) or form.dtype.is_complex or form.t == 1:
+        return 0
+    return form.plan().cost - 3 * MEMORY * _bytes(form)
+
+
+def _bytes(form: Form) -> int:
+    return form.n * form.size * wide(form.dtype).itemsize
+
+
+def kept_rows(forms: Mapping[str, Form]) -> dict[str, Kept]:
+    """Rows of the forms that save most for their size, in half of the budget."""
+    found: dict[str, Kept] = {}
+    room = scratch() // 2
+    gains = {name: saved(form) / max(1, _bytes(form)) for name, form in forms.items()}
+    for name in sorted(gains, key=gains.__getitem__, reverse=True):
+        form = forms[name]
+        if gains[name] <= 0:
+            break
+        if _bytes(form) <= room:
+            room -= _bytes(form)
+            found[name] = Kept(form.wide_dense())
+    return found
