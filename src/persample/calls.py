@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .custom import graph_node
 from .engine import ENGINE, run_backward, run_grad
-from .enter import entered
+from .enter import entered, kept
 from .errors import Reason, here
 from .layout import CONSTANT, PURE, Additive, Layout, Mixed, State
 from .marks import EXCLUDED, SELECTED, Derived, Mark, same, version
@@ -172,7 +172,8 @@ class Calls:
         derived = SELECTED if any(self.recorder.is_selected(t) for t in owned) else EXCLUDED
         if operator.name == "embedding" and derived is SELECTED:
             derived = Derived(True, self._lookup(*args, **kwargs))
-        out = func(*args, **kwargs)
+        with kept():
+            out = func(*args, **kwargs)
         outs: list[Tensor] = []
         collect(args[0] if operator.inplace and args else out, outs)
         for tensor in outs:

@@ -74,8 +74,13 @@ class CustomFunctions:
         if getattr(type(node), "_forward_cls", None) is CheckpointFunction:
             self.reentrant = True
             return  # recomputes the forward under the recorder and back-propagates through that
-        if mark.state is PURE and self._of_parameters(node):
-            mark.state = SELECTED
+        if mark.state is PURE:
+            # what a function saves is recomputed or fetched by such hooks, unseen after backward
+            hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+            if hooks is None and self._of_parameters(node):
+                mark.state = SELECTED
+            else:
+                mark.state = unseen(f"{node.name()} made it of parameters while checkpointing")
             return
         if isinstance(mark.state, (Layout, Constant)):
             base = tensor._base

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
+
+import torch
 
 
 def _no(*_: Any) -> bool:
@@ -28,3 +31,21 @@ def entered(function: Callable[..., Any]) -> Callable[..., Any]:
     )
     copy.__kwdefaults__ = function.__kwdefaults__
     return copy
+
+
+@contextlib.contextmanager
+def kept() -> Iterator[None]:
+    """Saved tensors are kept as they are, whatever checkpointing or offloading is going on.
+
+    What parameters alone give is small, and is asked for after the backward pass: a recomputation
+    then would not be seen.
+    """
+    hooks = []
+    while (top := torch._C._autograd._top_saved_tensors_default_hooks(True)) is not None:
+        hooks.append(top)
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        for pack, unpack in reversed(hooks):
+            torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)

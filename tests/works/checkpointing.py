@@ -16,7 +16,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from ..models import Fn
+from ..models import Fn, par
 from .base import Cases, Outcome, alone, data, net, squares
 
 CASES = Cases("Activation checkpointing and saved tensors")
@@ -83,6 +83,18 @@ def as_plain(model: nn.Module) -> Outcome:
     from .patterns import same_as_plain
 
     return same_as_plain(model)
+
+
+@CASES.right("checkpoint around weights that are computed, also with verify=True")
+def computed() -> Outcome:
+    def inside(s: Any, h: Tensor) -> Tensor:
+        return h @ (s.w.softmax(0) * s.w.exp())
+
+    def f(s: Any, x: Tensor) -> Tensor:
+        return s.k(checkpoint(inside, s, s.l(x), use_reentrant=False).tanh())
+
+    model = Fn(f, l=nn.Linear(5, 5), w=par(5, 5), k=nn.Linear(5, 3)).double()
+    return Outcome(max(alone(model).error, alone(model, verify=True).error))
 
 
 @CASES.right("checkpoint_sequential")
