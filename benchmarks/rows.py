@@ -108,6 +108,20 @@ def question(models: Models, asked: str, key: str, judged: Models | None = None)
     return table(["model", "plain", *again, *names, "persample is"], body) if body else ""
 
 
+def alive(models: Models) -> str:
+    """Peak bytes against the plain step, as they are alive: both modes side by side."""
+    body = []
+    for name, model in models.items():
+        cells = [
+            written(answer(model, peer, asked), "ratio", "")
+            for asked in ("norms", "clipped sum")
+            for peer in ("persample", "persample, lean")
+        ]
+        body.append([name, f"{figure(model['plain_bytes'] / 2**20)} MiB", *cells])
+    head = ["model", "plain", "norms", "norms, lean", "clipped sum", "clipped sum, lean"]
+    return table(head, body) if body else ""
+
+
 def messages(models: Models) -> str:
     """What failing and wrong peers said, once per text."""
     said: dict[tuple[str, str], list[str]] = {}

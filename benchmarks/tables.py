@@ -17,7 +17,7 @@ from typing import Any
 
 from .models import ALL
 from .results import RESULTS, ROOT, load
-from .rows import growth, messages, overhead, parts, question, short, steps, surroundings
+from .rows import alive, growth, messages, overhead, parts, question, short, steps, surroundings
 
 PAGES = ("README.md", "docs/benchmarks.md")
 MAIN = "warm heap, 1 thread"
@@ -34,6 +34,7 @@ def makers(directory: Path) -> dict[str, Callable[[], str]]:
     extra = load(directory, "overhead").get(MAIN, {}).get("all", {})
     found: dict[str, Callable[[], str]] = {
         "short": lambda: short(main, sizes),
+        "alive": lambda: alive(ordered(memory.get("mapped heap, 1 thread", {}))),
         "messages": lambda: messages(main),
         "growth": lambda: growth(scale),
         "overhead": lambda: overhead(extra),
