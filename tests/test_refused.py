@@ -213,6 +213,16 @@ class TestMisuse:
         with pytest.raises(persample.UsageError, match="one loss per sample"):
             tape.clipped_sum(1.0)
 
+    @pytest.mark.parametrize("turn", [lambda h: h.T, lambda h: h - h.mean(0), lambda h: h * 1])
+    def test_marks_of_results(self, turn: Callable[[Tensor], Tensor]) -> None:
+        model = linear().double()
+        with persample.record(model) as tape:
+            out = turn(model(X))
+            with pytest.raises(persample.UsageError, match="cannot be marked"):
+                tape.mark(out)
+            with pytest.raises(persample.UsageError, match="cannot be marked"):
+                tape.mark(model.weight)
+
     def test_inputs_that_leave_n_open(self) -> None:
         one, shared = X[None, :, :], torch.eye(4, dtype=torch.float64)
         model = Fn(lambda s, a, k: (k @ s.l(a)).square().sum((1, 2)), l=linear()).double()

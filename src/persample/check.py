@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from .entry import record
 from .errors import PersampleError, UsageError
@@ -61,9 +62,9 @@ def verify(model: nn.Module, loss_fn: LossFn, batch: Any, **options: Any) -> Ver
 
     ``loss_fn(model, batch)`` returns one loss per sample. Two checks, both with random numbers
     fixed. Σ cᵢ gᵢ for random c against autograd's gradient of Σ cᵢ ℓᵢ finds a gradient given to the
-    wrong sample. Isolation finds losses that look at the whole batch: one sample's inputs and
-    labels are replaced by another's, and no other row may move. ``options`` go to
-    :func:`persample.record`.
+    wrong sample. Isolation finds losses that look at the whole batch: the inputs and labels of one
+    sample, then of all but one, are replaced by another's, and no other row may move. ``options``
+    go to :func:`persample.record`.
 
     >>> import torch, persample
     >>> model = torch.nn.Linear(3, 1)
@@ -99,7 +100,11 @@ def _run(
     torch.set_rng_state(state)
     losses = loss_fn(model, batch)
     if losses.dim() != 1:
-        raise UsageError(f"loss_fn must return one loss per sample, got {tuple(losses.shape)}")
+        raise UsageError(
+            f"loss_fn must return one loss per sample, got {tuple(losses.shape)}",
+            why="both checks compare samples with each other: a sum or a mean hides them",
+            fix='reduction="none" in the loss, then a mean over all axes but the first',
+        )
     generator = torch.Generator().manual_seed(0)
     shape = losses.shape[:1]
     c = torch.rand(shape, generator=generator, dtype=torch.float64, device="cpu") + 0.5
@@ -134,22 +139,48 @@ def _isolation(
     rows: dict[str, Tensor],
     n: int,
 ) -> dict[str, float]:
-    """The largest movement of the other rows when one sample is replaced by another."""
+    """The largest movement of rows whose own sample stays while others are replaced."""
     worst = dict.fromkeys(rows, 0.0)
-    for j in {0, n - 1}:
-        index = torch.arange(n)
-        index[j] = (j + 1) % n
-        changed = take(batch, index, n, options.get("dim", 0))
+    dim = options.get("dim", 0)
+    for index, keep, must in _replacements(batch, n, dim):
         try:
-            other = _rows(model, loss_fn, changed, options, state)
+            other = _rows(model, loss_fn, take(batch, index, n, dim), options, state)
         except PersampleError as error:
+            if not must:
+                continue
             raise UsageError(
                 "the isolation probe was refused although the batch itself was not",
                 why=str(error).splitlines()[0],
             ) from error
-        keep = [i for i in range(n) if i != j]
+        except Exception:
+            if must:
+                raise
+            continue  # a batch of copies that the model does not take
         for name, g in rows.items():
             if g.numel():
                 gap = (other[name][keep] - g[keep]).abs().max()
                 worst[name] = max(worst[name], float(gap.nan_to_num(nan=float("inf"))))
     return worst
+
+
+def _replacements(batch: Any, n: int, dim: int) -> Iterator[tuple[Tensor, list[int], bool]]:
+    """Which sample takes each place, the places that keep theirs, and whether it has to run.
+
+    One sample is replaced by its neighbour, then all but one by the sample with the smallest or
+    largest values of some input: a count over the batch does not survive all of these.
+    """
+    for j in sorted({0, n - 1}):
+        index = torch.arange(n)
+        index[j] = (j + 1) % n
+        yield index, [i for i in range(n) if i != j], True
+    ends: dict[int, None] = {}
+    for leaf in tree_leaves(batch):
+        if isinstance(leaf, Tensor) and leaf.dim() > dim and leaf.shape[dim] == n:
+            size = leaf.detach().abs() if leaf.is_complex() else leaf.detach()
+            totals = size.movedim(dim, 0).reshape(n, -1).double().sum(1)
+            ends |= {int(totals.argmin()): None, int(totals.argmax()): None}
+    for end in list(ends)[-4:]:  # labels and masks come last
+        for alone in sorted({0, n // 2}):
+            index = torch.full((n,), end)
+            index[alone] = alone
+            yield index, [alone], False

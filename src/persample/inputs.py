@@ -81,6 +81,7 @@ class Inputs:
         axis = dim % tensor.dim()
         size = tensor.shape[axis]
         with torch._C.DisableTorchFunction():
+            self._expect_unknown(tensor)
             if ids is not None:
                 self._mark_ids(tensor, axis, ids)
                 return
@@ -94,6 +95,17 @@ class Inputs:
                     "give ids= for rows that are not one per sample",
                 )
             self.recorder.marks.put(tensor, closed(axis))
+
+    def _expect_unknown(self, tensor: Tensor) -> None:
+        """What was computed from parameters holds its samples where the recorder saw them go."""
+        known = self.recorder.look(tensor) if tensor.requires_grad else None
+        if known is not None and not isinstance(known, Constant):
+            raise UsageError(
+                f"a tensor {tuple(tensor.shape)} that depends on parameters cannot be marked",
+                where=describe(here()),
+                why="its gradients have been followed already, and a mark would not move them",
+                fix="mark the data that the model is called with",
+            )
 
     def _mark_ids(self, tensor: Tensor, axis: int, ids: Tensor) -> None:
         size = tensor.shape[axis]

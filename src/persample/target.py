@@ -60,7 +60,10 @@ def load(name: str) -> Target:
         raise failed(f"importing {module_name}", error) from error
     found = getattr(module, function, None)
     if not callable(found):
-        raise UsageError(f"{module_name} has no function {function!r}")
+        raise UsageError(
+            f"{module_name} has no function {function!r}",
+            fix=f"name a function of {module_name} that returns (model, loss_fn, data)",
+        )
     try:
         made = found()
     except PersampleError:
@@ -77,6 +80,7 @@ def read(name: str, made: Any) -> Target:
             f"{name} must return (model, loss_fn, data) and optionally how to show a sample",
             why=f"it returned {type(made).__name__}"
             + (f" of length {len(made)}" if isinstance(made, (tuple, list)) else ""),
+            fix="return model, loss_fn, data: loss_fn(model, batch) gives one loss per sample",
         )
     model, loss_fn, data = made[:3]
     if not isinstance(model, nn.Module) or not callable(loss_fn):
