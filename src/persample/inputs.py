@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from .arguments import argument_names, opened, packed_ids, walk
 from .errors import UsageError, describe, here
 from .layout import Constant, Layout, closed, explicit
 
@@ -194,13 +193,13 @@ class Inputs:
 
     def _take(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         found: list[tuple[str, Any]] = []
-        names = _argument_names(module)
+        names = argument_names(module)
         for k, value in enumerate(args):
             name = names[k] if k < len(names) else str(k)
             if k not in self.names:
-                walk(name, _opened(value), found)
+                walk(name, opened(value), found)
         for name, value in kwargs.items():
-            walk(name, _opened(value), found)
+            walk(name, opened(value), found)
         fresh = [(path, value) for path, value in found if self._fresh(value)]
         if self.recorder.n is None:
             self.recorder.n = self._infer(fresh)
@@ -265,7 +264,7 @@ class Inputs:
             if not declared and n == int(value.batch_sizes[0]):
                 marks.put(
                     value.data,
-                    explicit(_packed_ids(value).view(-1, *[1] * (value.data.dim() - 1)), n),
+                    explicit(packed_ids(value).view(-1, *[1] * (value.data.dim() - 1)), n),
                 )
             return
         samples = False
@@ -293,58 +292,3 @@ class Inputs:
         view = [1] * value.dim()
         view[self.dim] = -1
         self.recorder.marks.put(value, explicit(ids.view(view), n))
-
-
-def _argument_names(module: nn.Module) -> list[str]:
-    """The names of positional arguments; wrappers (DDP, compiled modules) pass theirs on."""
-    method = getattr(module.forward, "__func__", None)
-    # what a class defines may be remembered, what an instance was given may hold the model
-    found = _remembered(method)[1:] if method is not None else _parameters(module.forward)
-    if found and found[0].kind is inspect.Parameter.VAR_POSITIONAL:
-        inner = getattr(module, "module", None) or getattr(module, "_orig_mod", None)
-        return _argument_names(inner) if isinstance(inner, nn.Module) else []
-    return [p.name for p in found if p.kind is not inspect.Parameter.VAR_POSITIONAL]
-
-
-def _parameters(function: Callable[..., Any]) -> tuple[inspect.Parameter, ...]:
-    try:
-        return tuple(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):
-        return ()
-
-
-_remembered = functools.lru_cache(maxsize=1024)(_parameters)
-
-
-def _opened(value: Any) -> Any:
-    """The attributes of a batch that is an object of the caller's own class."""
-    if isinstance(value, (Tensor, nn.Module, Mapping, list, tuple)) or callable(value):
-        return value
-    if dataclasses.is_dataclass(value) or not hasattr(value, "__dict__"):
-        return value
-    return dict(vars(value))
-
-
-def _packed_ids(packed: PackedSequence) -> Tensor:
-    """The sample of every row: rows run over time, then over slots."""
-    device = packed.data.device
-    slots = torch.cat(
-        [torch.arange(int(size), device=device) for size in packed.batch_sizes]
-        or [torch.zeros(0, dtype=torch.long, device=device)]
-    )
-    return slots if packed.sorted_indices is None else packed.sorted_indices[slots]
-
-
-def walk(path: str, value: Any, found: list[tuple[str, Any]]) -> None:
-    """Collect tensors (and packed sequences) in nested inputs, with their paths."""
-    if isinstance(value, (Tensor, PackedSequence)):
-        found.append((path, value))
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            walk(f"{path}.{key}", item, found)
-    elif isinstance(value, (list, tuple)):
-        for k, item in enumerate(value):
-            walk(f"{path}.{k}", item, found)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            walk(f"{path}.{field.name}", getattr(value, field.name), found)

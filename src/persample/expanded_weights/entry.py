@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_leaves
 
+from ..arguments import walk
 from ..errors import UsageError, describe, here
-from ..inputs import walk
 from .stretch import Batch, multiple_calls, run
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from .cost import Plan, cheapest, scratch, spans
 from .form import Form, real, squared, wide
+from .guard import guarded, rounded
 from .sharing import products
 from .sketch import Sketch
 
@@ -321,31 +321,6 @@ class Outer(Form):
             return super().sum_of_squares()
         left, right = self._wide(0, self.n)
         return torch.mm(left[:, 0, 0].square().T, right[:, 0, 0].square()).view(self.shape)
-
-
-def rounded(energy: Tensor, t: int) -> Tensor:
-    """What a sum of t terms with this energy may be off by."""
-    return (t * energy).sqrt_().mul_(8 * torch.finfo(energy.dtype).eps)
-
-
-def guarded(
-    found: Tensor, energy: Tensor, a: int, b: int, t: int, exactly: Callable[[Tensor], Tensor]
-) -> tuple[Tensor, Tensor]:
-    """Norms from products of t positions of lengths a and b, plus what rounding can have hidden.
-
-    Also what the sum of the positions may be off by.
-    """
-    unit = torch.finfo(found.dtype).eps
-    slack = (16 * unit * found).add_(energy, alpha=4 * unit * (math.sqrt(a) + math.sqrt(b)))
-    doubtful = slack > 1e-3 * found
-    sizes = slack.add_(found)
-    if t == 1:
-        return sizes, torch.zeros_like(sizes)
-    if bool(doubtful.any()):
-        which = doubtful.nonzero().flatten()
-        sizes[which] = (exactly(which) * (1 + 1e-6)).to(sizes.dtype)
-    rounding = rounded(energy, t)
-    return sizes.sqrt_().add_(rounding).square_(), rounding
 
 
 def concatenated(forms: list[Outer]) -> Outer:

@@ -11,7 +11,8 @@ from torch import Tensor
 from .correlation import patch_products
 from .cost import Plan, scratch, spans
 from .form import Form, real, squared, wide
-from .outer import Outer, guarded
+from .guard import guarded
+from .outer import Outer
 from .sketch import Sketch
 
 

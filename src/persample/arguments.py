@@ -1,0 +1,68 @@
+"""The arguments of a module's call: their names, and the tensors nested in them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+
+def argument_names(module: nn.Module) -> list[str]:
+    """The names of positional arguments; wrappers (DDP, compiled modules) pass theirs on."""
+    method = getattr(module.forward, "__func__", None)
+    # what a class defines may be remembered, what an instance was given may hold the model
+    found = _remembered(method)[1:] if method is not None else _parameters(module.forward)
+    if found and found[0].kind is inspect.Parameter.VAR_POSITIONAL:
+        inner = getattr(module, "module", None) or getattr(module, "_orig_mod", None)
+        return argument_names(inner) if isinstance(inner, nn.Module) else []
+    return [p.name for p in found if p.kind is not inspect.Parameter.VAR_POSITIONAL]
+
+
+def _parameters(function: Callable[..., Any]) -> tuple[inspect.Parameter, ...]:
+    try:
+        return tuple(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return ()
+
+
+_remembered = functools.lru_cache(maxsize=1024)(_parameters)
+
+
+def opened(value: Any) -> Any:
+    """The attributes of a batch that is an object of the caller's own class."""
+    if isinstance(value, (Tensor, nn.Module, Mapping, list, tuple)) or callable(value):
+        return value
+    if dataclasses.is_dataclass(value) or not hasattr(value, "__dict__"):
+        return value
+    return dict(vars(value))
+
+
+def packed_ids(packed: PackedSequence) -> Tensor:
+    """The sample of every row: rows run over time, then over slots."""
+    device = packed.data.device
+    slots = torch.cat(
+        [torch.arange(int(size), device=device) for size in packed.batch_sizes]
+        or [torch.zeros(0, dtype=torch.long, device=device)]
+    )
+    return slots if packed.sorted_indices is None else packed.sorted_indices[slots]
+
+
+def walk(path: str, value: Any, found: list[tuple[str, Any]]) -> None:
+    """Collect tensors (and packed sequences) in nested inputs, with their paths."""
+    if isinstance(value, (Tensor, PackedSequence)):
+        found.append((path, value))
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            walk(f"{path}.{key}", item, found)
+    elif isinstance(value, (list, tuple)):
+        for k, item in enumerate(value):
+            walk(f"{path}.{k}", item, found)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            walk(f"{path}.{field.name}", getattr(value, field.name), found)
