@@ -77,7 +77,9 @@ def _buffer(m: Any, h: Tensor, kept: Tensor) -> Tensor:
 
 def _rows(m: Any, h: Tensor, kept: Tensor) -> Tensor:
     flat = h.reshape(-1, h.shape[-1])
-    order = flat.detach().sum(1).argsort()
+    order = (
+        (flat.detach().sum(1) > 0).long().argsort(stable=True)
+    )  # grouped by a key, as experts do
     out = torch.zeros_like(flat).index_add(0, order, m.linear(flat[order]))
     return out.view_as(h)
 
