@@ -35,7 +35,7 @@ def coefficients(norms: Tensor, bound: float) -> Tensor:
 
 def true_norms(grads: Grads) -> Tensor:
     """‖gᵢ‖ summed in float64: float32 loses four digits over millions of elements."""
-    squares = [g.flatten(1).double().square_().sum(1) for g in grads.values()]
+    squares = [g.flatten(1).double().square().sum(1) for g in grads.values()]
     return torch.stack(squares).sum(0).sqrt()
 
 
