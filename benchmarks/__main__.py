@@ -53,9 +53,9 @@ def jobs_of(given: argparse.Namespace) -> Iterator[Job]:
     for part in given.parts:
         if part == "time":
             yield from (Job(part, model, heap) for heap in heaps for model in given.models)
-        elif part == "memory":  # pages must go back to the system to be counted
+        elif part == "memory":  # what is freed must not be counted
             models = given.models[:1] if given.quick else given.models
-            heap = "mapped" if given.heap == "mapped" else "default"
+            heap = "default" if given.heap == "default" else "mapped"
             yield from (Job(part, model, heap) for model in models)
         elif part == "scaling":
             yield Job(part, "", "default")

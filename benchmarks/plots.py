@@ -88,7 +88,7 @@ def growth(scale: Any, path: Path) -> None:
 def draw(directory: Path, target: Path) -> None:
     """Every plot that has results."""
     models = ordered(load(directory, "peers").get(MAIN, {}))
-    sizes = ordered(load(directory, "memory").get("default heap, 1 thread", {}))
+    sizes = ordered(load(directory, "memory").get("mapped heap, 1 thread", {}))
     scale = load(directory, "scaling").get("default heap, 1 thread", {}).get("all", {})
     with mpl.rc_context(STYLE):
         if models:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from .peers import OWN
@@ -10,6 +11,7 @@ NAMES = (
     "persample", "persample, fresh", "persample, lean", "expanded weights", "vmap(grad)",
     "vmap(grad), chunked", "loop", "Opacus hooks", "Opacus ghost", "BackPACK",
 )  # fmt: skip
+PIECEWISE = ("vmap(grad), chunked", "loop")  # never hold the whole batch
 Models = dict[str, Any]
 
 
@@ -53,12 +55,16 @@ def written(cell: dict[str, Any], key: str, verdict: str) -> str:
 
 def compared(model: Any, question: str, key: str, judged: Any) -> str:
     """Persample against the best correct peer."""
-    own_name = "persample, fresh" if key == "ratio" and question == "grads" else "persample"
-    own = answer(model, own_name, question)
+    names = ("persample",)
+    if key == "ratio":  # buffers of an earlier step are memory, too; lean is there to need less
+        names = ("persample, fresh",) if question == "grads" else ("persample", "persample, lean")
+    own = min((answer(model, n, question) for n in names), key=lambda c: c.get(key, math.inf))
     rivals = {
         name: answer(model, name, question)
         for name in NAMES
-        if name not in OWN and state(judged, name, question) == "right"
+        if name not in OWN
+        and state(judged, name, question) == "right"
+        and not (key == "ratio" and name in PIECEWISE)
     }
     rivals = {name: cell for name, cell in rivals.items() if key in cell}
     if key not in own or not rivals:
@@ -158,6 +164,21 @@ def short(models: Models, sizes: Models) -> str:
         body.append([name, *figures[:2], rival, figures[2]])
     head = ["model", "norms", "clipped sum", "best correct peer, clipped sum", "peak memory"]
     return table(head, body) if body else ""
+
+
+def own(models: Models) -> str:
+    """Persample alone, every question: for regimes in which no peer was measured."""
+    columns = [
+        ("grads", "persample"), ("grads, fresh", "persample, fresh"), ("norms", "persample"),
+        ("norms, lean", "persample, lean"), ("clipped sum", "persample"),
+        ("clipped sum, lean", "persample, lean"), ("three questions", "persample"),
+    ]  # fmt: skip
+    body = []
+    for name, model in models.items():
+        cells = [answer(model, peer, head.split(",")[0]) for head, peer in columns]
+        plain = f"{figure(model['plain_ms'])} ms" if "plain_ms" in model else "–"
+        body.append([name, plain, *[written(cell, "median", "") for cell in cells]])
+    return table(["model", "plain", *[head for head, _ in columns]], body) if body else ""
 
 
 def growth(scale: dict[str, Any]) -> str:

@@ -17,7 +17,18 @@ from typing import Any
 
 from .models import ALL
 from .results import RESULTS, ROOT, load
-from .rows import alive, growth, messages, overhead, parts, question, short, steps, surroundings
+from .rows import (
+    alive,
+    growth,
+    messages,
+    overhead,
+    own,
+    parts,
+    question,
+    short,
+    steps,
+    surroundings,
+)
 
 PAGES = ("README.md", "docs/benchmarks.md")
 MAIN = "warm heap, 1 thread"
@@ -29,15 +40,16 @@ def makers(directory: Path) -> dict[str, Callable[[], str]]:
     peers, memory = load(directory, "peers"), load(directory, "memory")
     main = ordered(peers.get(MAIN, {}))
     cold = ordered(peers.get("default heap, 1 thread", {}))
-    sizes = ordered(memory.get("default heap, 1 thread", {}))
+    sizes = ordered(memory.get("mapped heap, 1 thread", {}))
     scale = load(directory, "scaling").get("default heap, 1 thread", {}).get("all", {})
     extra = load(directory, "overhead").get(MAIN, {}).get("all", {})
     found: dict[str, Callable[[], str]] = {
         "short": lambda: short(main, sizes),
-        "alive": lambda: alive(ordered(memory.get("mapped heap, 1 thread", {}))),
+        "alive": lambda: alive(sizes),
         "messages": lambda: messages(main),
         "growth": lambda: growth(scale),
         "overhead": lambda: overhead(extra),
+        "threads": lambda: own(ordered(peers.get("warm heap, 2 threads", {}))),
         "parts": lambda: parts(extra),
         "steps": lambda: steps(extra),
         "environment": lambda: surroundings(load(directory, "environment")),

@@ -28,7 +28,7 @@ def test_quick_run_of_one_model_and_two_peers(tmp_path: Path) -> None:
     variables = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     subprocess.run(command, cwd=ROOT, env=variables, check=True, capture_output=True)
     time = json.loads((tmp_path / "peers.json").read_text())["warm heap, 1 thread"]["tiny"]
-    size = json.loads((tmp_path / "memory.json").read_text())["default heap, 1 thread"]["tiny"]
+    size = json.loads((tmp_path / "memory.json").read_text())["mapped heap, 1 thread"]["tiny"]
     for peer in ("persample", "loop"):
         for question in ("grads", "norms", "clipped sum"):
             cell = time["peers"][peer][question]
