@@ -141,8 +141,9 @@ def fresh(case: Case, bound: float) -> Steps:
 @peer("persample, lean")
 def lean(case: Case, bound: float) -> Steps:
     """Nothing kept, a second backward for the sum."""
-    once = persample.Ahead(again=False)
+    once, rows = persample.Ahead(again=False), persample.Ahead(grads=True, again=False)
     return {
+        "grads": lambda: recorded(case, lean=rows).grads(),
         "norms": lambda: recorded(case, lean=once).norms(),
         "clipped sum": lambda: recorded(case, lean=True).clipped_sum(bound),
     }

@@ -55,9 +55,10 @@ def written(cell: dict[str, Any], key: str, verdict: str) -> str:
 
 def compared(model: Any, question: str, key: str, judged: Any) -> str:
     """Persample against the best correct peer."""
-    names = ("persample",)
+    names: tuple[str, ...] = ("persample",)
     if key == "ratio":  # buffers of an earlier step are memory, too; lean is there to need less
-        names = ("persample, fresh",) if question == "grads" else ("persample", "persample, lean")
+        first = "persample, fresh" if question == "grads" else "persample"
+        names = (first, "persample, lean")
     own = min((answer(model, n, question) for n in names), key=lambda c: c.get(key, math.inf))
     rivals = {
         name: answer(model, name, question)

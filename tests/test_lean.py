@@ -208,3 +208,27 @@ def test_a_forward_that_is_not_used_leaves_no_trace() -> None:
             model(x, unused)
             tape.backward(model(x, False).square().sum(1))
         close(tape.norms(), flat_rows(rows).norm(dim=1))
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_gradients_written_in_the_first_pass(again: bool) -> None:
+    torch.manual_seed(0)
+    model, batch = double(*MODELS["tied_embedding_and_head"](3))
+    rows = oracle(model, loss, batch, n=3)
+    with persample.record(model, lean=persample.Ahead(grads=True, again=again)) as tape:
+        tape.backward(loss(model, batch))
+    close(tape.norms(), flat_rows(rows).norm(dim=1))
+    buffers = {name: torch.full_like(value, 7.0) for name, value in rows.items()}
+    first = next(iter(rows))
+    for name, value in tape.grads(params=[first], out=buffers).items():
+        assert value is buffers[name]
+        close(value, rows[name])
+    others = [name for name in rows if name != first]
+    for name, value in tape.grads(params=others).items() if others else ():
+        close(value, rows[name])
+    if not again:  # what was handed out is not kept
+        with pytest.raises(persample.UsageError, match="again=False"):
+            tape.grads()
+        return
+    for name, value in tape.grads().items():
+        close(value, rows[name])

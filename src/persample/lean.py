@@ -9,7 +9,7 @@ not to the losses: half precision would round them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -27,7 +27,8 @@ class Ahead:
     """Questions that a lean recording answers during its first backward pass, besides the norms.
 
     ``direction`` for :meth:`Tape.dots`, ``projection`` = (dim, seed) for :meth:`Tape.project`,
-    ``moments`` for :meth:`Tape.second_moment` and :meth:`Tape.variance`. What is not named here
+    ``moments`` for :meth:`Tape.second_moment` and :meth:`Tape.variance`, ``grads`` for
+    :meth:`Tape.grads`, which hands the rows out without keeping them. What is not named here
     costs a backward pass of its own when asked; the answers are the same. ``again=False`` promises
     that no such pass follows: the graph is freed while the first one passes, as any backward does.
     """
@@ -35,6 +36,7 @@ class Ahead:
     direction: Mapping[str, Tensor] | None = None
     projection: tuple[int, int] | None = None
     moments: bool = False
+    grads: bool = False
     again: bool = True
 
 
@@ -52,6 +54,8 @@ class Lean:
     projections: list[Tensor] = field(default_factory=list)
     squares: dict[str, Tensor] = field(default_factory=dict)
     sums: dict[str, Tensor] = field(default_factory=dict)
+    rows: dict[str, Tensor] = field(default_factory=dict)
+    given: set[str] = field(default_factory=set)  # whose rows were handed out
     root: tuple[Tensor, Tensor, float] | None = None
     visitor: Visitor | None = None
     linear: bool = False
@@ -109,6 +113,16 @@ class Lean:
             self.squares[name] = form.sum_of_squares()
             ones = torch.ones(form.n, dtype=torch.float64, device=form.device)
             self.sums[name] = form.weighted_sum(ones)
+        if self.ahead.grads:
+            rows = form.dense().contiguous()
+            self.rows[name] = rows.clone() if form.owns(rows) else rows
+
+    def handed(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+        """Rows that the first pass wrote out, given away."""
+        for name in names:
+            self.given.add(name)
+            if name in self.rows:
+                yield name, self.rows.pop(name)
 
     def finish(self) -> None:
         """The backward pass is over: parameters whose other uses got no gradient are complete."""
@@ -126,3 +140,5 @@ class Lean:
             kept.clear()
         self.projections.clear()
         self.sums.clear()
+        self.rows.clear()
+        self.given.clear()

@@ -89,7 +89,14 @@ class Tape(Products, Moments):
                 shape = (self.n, *selected[name].shape)
                 found[name] = _written(form, shape, selected[name], buffers[name])
 
-            self._each(names, visit)
+            lean = self._ledger.lean
+            if lean is not None and lean.ahead.grads and lean.given.isdisjoint(names):
+                self._ledger.ready()
+                for name, rows in lean.handed(names):
+                    buffer, own = buffers[name], rows.to(selected[name].dtype)
+                    found[name] = own if buffer is None else buffer.copy_(own)
+            else:
+                self._each(names, visit)
             for name in names:
                 if name not in found:
                     visit(name, None)
