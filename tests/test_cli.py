@@ -119,6 +119,7 @@ def test_a_real_control_c(tmp_path: Path) -> None:
         [sys.executable, "-m", "persample", "inspect", "slow:step", "--json", "r.json"],
         cwd=tmp_path, env={**os.environ, "PYTHONPATH": paths}, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background
     )  # fmt: skip
     assert running.stderr is not None
     for _ in range(8):
