@@ -16,7 +16,6 @@ from .marks import Derived, same
 from .operands import operand_of
 from .parties import Coloured, Parties
 from .propagate import Operator, collect
-from .propagate.facts import ADDITIVE
 from .tap import Tap, hook, source
 from .unroll import request, unroll
 from .use import Operand, Use, taken_apart
@@ -43,7 +42,7 @@ def meet(
             return found
     leaves, template = taken_apart(args, kwargs)
     operands, data, kept, run = _sides(recorder, leaves, parties.owned)
-    unread = operator.name in ADDITIVE and operator.name not in recorder.rules
+    unread = operator.additive and operator.name not in recorder.rules
     saved = _kept_data(leaves, data, unread=unread, inplace=operator.inplace)
     target = leaves[0] if operator.inplace else None
     if target is not None:  # run on a copy, give the target its value and history afterwards
@@ -170,25 +169,32 @@ def _tap(
         ]
     )
     if use.results and wanted:
-        dirty = operator.fresh and len(outs) == 1
-        if dirty and outs[0]._base is not None:  # a view of a result that nobody else sees
-            dirty = not outs[0].requires_grad
-            outs[0] = outs[0].detach() if dirty else outs[0]
-        if torch._C._len_torch_dispatch_stack():  # selective checkpointing keeps what it saw
-            dirty = False
-        picked = [outs[k] for k in use.results]
-        use.fingerprint = fingerprint(saved)
-        if recorder.expects:
-            recorder.tape._ledger.expect(use)
-        new = Tap.apply(recorder.anchor, use, len(saved), dirty, *saved, *picked)
-        for k, tensor in zip(use.results, (new,) if len(picked) == 1 else new, strict=True):
-            outs[k] = tensor
+        _through_node(recorder, operator, use, outs, saved)
     for tensor, state in zip(outs, each, strict=True):
         if state is not None:
             recorder.marks.put(tensor, state)
         elif tensor.requires_grad:
             recorder.marks.put(tensor, CONSTANT)
     return _rebuild(result, iter(outs))
+
+
+def _through_node(
+    recorder: Recorder, operator: Operator, use: Use, outs: list[Tensor], saved: list[Tensor]
+) -> None:
+    """Replace the tapped results by those of a node of our own."""
+    dirty = operator.fresh and len(outs) == 1
+    if dirty and outs[0]._base is not None:  # a view of a result that nobody else sees
+        dirty = not outs[0].requires_grad
+        outs[0] = outs[0].detach() if dirty else outs[0]
+    if torch._C._len_torch_dispatch_stack():  # selective checkpointing keeps what it saw
+        dirty = False
+    picked = [outs[k] for k in use.results]
+    use.fingerprint = fingerprint(saved)
+    if recorder.expects:
+        recorder.tape._ledger.expect(use)
+    new = Tap.apply(recorder.anchor, use, len(saved), dirty, *saved, *picked)
+    for k, tensor in zip(use.results, (new,) if len(picked) == 1 else new, strict=True):
+        outs[k] = tensor
 
 
 def _checked(operator: Operator, out: Tensor, state: State | None) -> State | None:

@@ -31,6 +31,11 @@ RANDOM = frozenset(
     binomial scaled_dot_product_attention lstm gru rnn_tanh rnn_relu fractional_max_pool2d
     fractional_max_pool3d native_dropout multinomial""".split()
 )
+# Integer arguments choose rows or elements.
+CHOOSES = frozenset(
+    """getitem index masked_select index_select gather take take_along_dim setitem index_put
+    index_add index_copy scatter scatter_add""".split()
+)
 # Recurrent layers and cells.
 RECURRENT = frozenset(
     """lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell""".split()

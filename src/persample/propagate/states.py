@@ -11,13 +11,10 @@ from torch import Tensor
 from ..errors import Mixing, Reason, here
 from ..layout import Additive, Constant, Layout, Mixed, State
 from .call import Call, Result, collect
+from .facts import CHOOSES
 from .table import Operator
 
 Coloured = list[tuple[Tensor, State]]
-_CHOOSES = frozenset(
-    """getitem index masked_select index_select gather take take_along_dim setitem index_put
-    index_add index_copy scatter scatter_add""".split()
-)
 _SCALES = frozenset(("mul", "multiply", "div", "divide", "true_divide"))
 
 
@@ -101,7 +98,7 @@ def _special(operator: Operator, call: Call, coloured: Coloured) -> Result | lis
                 continue
         live.append((tensor, state))
     if all(isinstance(state, Layout) and state.coupled is None for _, state in live):
-        if chosen and operator.name in _CHOOSES:  # by the whole batch
+        if chosen and operator.name in CHOOSES:  # by the whole batch
             return _coupled(operator, call, live, _first_reason(chosen, operator, call))
         return _apply(operator, call)
     if operator.name in _SCALES:
@@ -117,7 +114,7 @@ def _special(operator: Operator, call: Call, coloured: Coloured) -> Result | lis
 
 def _is_size(operator: Operator, call: Call, tensor: Tensor) -> bool:
     """Whether a view takes a number for its shape from a tensor: like ``int(tensor)``."""
-    if not operator.aliasing or operator.name in _CHOOSES or tensor.dim() > 0:
+    if not operator.aliasing or operator.name in CHOOSES or tensor.dim() > 0:
         return False
     number = not (tensor.is_floating_point() or tensor.is_complex())
     return number and not (call.args and tensor is call.args[0])

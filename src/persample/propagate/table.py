@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .call import Rule, elementwise, first_only
-from .facts import ALIASING, BY_SHAPE, FRESH, RANDOM, RECURRENT, SHAPE_ONLY
+from .facts import ADDITIVE, ALIASING, BY_SHAPE, FRESH, RANDOM, RECURRENT, SHAPE_ONLY
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,7 @@ class Operator:
     by_shape: bool = False
     graph: bool = False
     recurrent: bool = False
+    additive: bool = False
     direct: int = 0
 
     def straight(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -185,6 +186,7 @@ def describe_operator(function: Any, name: str) -> Operator:
         fresh=short in FRESH,
         random=short in RANDOM,
         recurrent=short in RECURRENT,
+        additive=short in ADDITIVE,
         direct=_DIRECT.get(function, 0) if enter else 0,
         graph=short in ("backward", "grad", "register_hook"),
         by_shape=not inplace and (short in BY_SHAPE or found in (elementwise, first_only)),
@@ -206,15 +208,13 @@ def _whole(function: Any, name: str) -> bool:
     return name in _WHOLE or shadows
 
 
-_FOUND: dict[Any, Operator] = {}  # what was met so far
-
-
 def find(function: Any) -> Operator:
     """The operator record of anything the mode hands us."""
+    table = operators()
     try:
-        known = _FOUND.get(function)
+        known = table.get(function)
         if known is None:
-            known = _FOUND[function] = operators().get(function) or _late(function)
+            known = table[function] = _late(function)
     except TypeError:  # not hashable
         return _late(function)
     return known
