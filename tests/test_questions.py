@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import persample
 from persample.testing import oracle
 
-from .models import MODELS
+from .models import MODELS, Fn, flat_loss, par
 from .test_models import double, loss
 
 
@@ -103,3 +103,27 @@ def test_reused_buffers(case: Any) -> None:
     for name, g in again.items():
         assert g is first[name]
         close(g, rows[name])
+
+
+def test_small_rows_are_asked_together() -> None:
+    """Biases of many layers in one product: the same numbers, each with its own shape."""
+    model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(3)], nn.LayerNorm(4)).double()
+    model[0].float()
+    net = Fn(
+        lambda s, x: s.m[1:](s.m[0](x).double()) * s.g + s.h,
+        m=model,
+        g=nn.Parameter(torch.tensor(1.5)),
+        h=par(2, 4),
+    )
+    batch = (torch.randn(5, 2, 4),)
+    rows = oracle(net, lambda m, b: flat_loss(m(*b)), batch, n=5)
+    with persample.record(net) as tape:
+        tape.backward(flat_loss(net(*batch)))
+    flat = flat_rows(rows).double()
+    close(tape.norms(), flat.norm(dim=1), 1e-5)
+    c = (0.5 / flat.norm(dim=1)).clamp(max=1)
+    for rule in (persample.flat, lambda norms, bound: (bound / norms).clamp(max=1)):
+        total = tape.clipped_sum(0.5, rule=rule)
+        assert {k: v.shape for k, v in total.items()} == {k: r.shape[1:] for k, r in rows.items()}
+        for name, row in rows.items():
+            close(total[name].double(), torch.einsum("n,n...->...", c, row.double()), 1e-5)

@@ -154,6 +154,17 @@ ARITHMETIC: dict[str, Build] = {
     "looked up by constants": f(
         lambda s, x: x + F.embedding(torch.zeros(x.size(0), 4, dtype=torch.long), s.w),
         x(4, 5), w=(2, 5)),
+    "looked-up positions": f(
+        lambda s, x: x + F.embedding(torch.tensor([[3, 0, 3, 1]]), s.w).to(x.device),
+        x(4, 5), w=(6, 5)),
+    "looked-up positions, viewed": f(
+        lambda s, x: (x.transpose(0, 1) * F.embedding(torch.arange(4), s.w)[:, None])
+        .transpose(0, 1), x(4, 5), w=(6, 5)),
+    "looked-up positions, turned": f(
+        lambda s, x: x.mT - F.embedding(torch.arange(4), s.w).t(), x(4, 5), w=(6, 5)),
+    "looked-up positions, scaled in place": f(
+        lambda s, x: x + F.embedding(torch.arange(4), s.w).mul_(2).unsqueeze(0),
+        x(4, 5), w=(6, 5)),
 }  # fmt: skip
 
 
@@ -273,3 +284,13 @@ def test_every_question(name: str) -> None:
             assert float((mine - theirs).abs().max()) <= 1e-10 * max(top, 1e-20)
         for mine, theirs in zip(answers[2:], [g.square().mean(0), g.var(0)], strict=True):
             assert float((mine - theirs).abs().max()) <= 1e-10 * max(top**2, 1e-20)
+
+
+def test_looked_up_positions_are_rows_of_their_table() -> None:
+    """Not a second backward pass through the look-up."""
+    table, words = nn.Embedding(6, 5), nn.Embedding(9, 5)
+    net = Fn(lambda s, i: s.w(i) + s.p(torch.arange(4)).unsqueeze(0).to(i.device), p=table, w=words)
+    with persample.record(net) as tape:
+        tape.backward(flat_loss(net(ids(9, 4))))
+    ways = {use.parameter.split()[0]: use.norms for use in tape.explain().uses}
+    assert ways["p.weight"] == "segments"

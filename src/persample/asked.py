@@ -11,9 +11,9 @@ from torch import Tensor
 
 from . import queries
 from .errors import UsageError
-from .forms import Form, within
+from .forms import Form, Together, within
 from .lean import Visitor
-from .ledger import Ledger
+from .ledger import Forms, Ledger
 from .parameters import Params, choose
 
 if TYPE_CHECKING:
@@ -91,6 +91,7 @@ class Asked:
         c: Mapping[str, Tensor],
         *,
         bad: Tensor | None = None,
+        settled: Forms | None = None,
         certain: bool = False,
         wide: bool = False,
         last: bool = False,
@@ -104,9 +105,16 @@ class Asked:
         def visit(name: str, form: Form) -> None:
             form = form if bad is None else form.without(bad)
             value = form.certain_sum(c[name]) if certain else form.weighted_sum(c[name])
-            sums[name] = sums[name] + value if name in sums else value
+            if isinstance(form, Together):
+                sums.update(form.apart(value))
+            else:
+                sums[name] = sums[name] + value if name in sums else value
 
-        self._each(names, visit, linear=True, last=last)
+        if settled is None:
+            self._each(names, visit, linear=True, last=last)
+        else:
+            for name, form in settled.items():
+                visit(name, form)
         found = {}
         for name in names:
             parameter = self._open().parameters.selected[name]

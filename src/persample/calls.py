@@ -180,12 +180,22 @@ class Calls:
             if tensor.requires_grad and id(tensor) not in self._slots:
                 if operator.inplace:
                     self._marks.rewrite(tensor, derived, changed=True)
-                else:
+                elif tensor is not owned[0]:  # to() may return its argument
                     like = self._memory(operator, tensor, owned[0])
-                    self._marks.put(tensor, derived, like)
+                    rows = self._same_rows(tensor, owned) if operator.aliasing else None
+                    self._marks.put(tensor, derived if rows is None else rows, like)
             elif derived is SELECTED and _made(operator, tensor, kwargs):
                 self._marks.put(tensor, PURE)
         return out
+
+    def _same_rows(self, tensor: Tensor, owned: list[Tensor]) -> Derived | None:
+        """What is known of rows picked from a table also holds for a view that keeps them."""
+        rows, state = owned[0], self.recorder.look(owned[0])
+        if not isinstance(state, Derived) or state.lookup is None or len(owned) > 1:
+            return None
+        kept = tensor.dtype == rows.dtype and tensor.shape[-1:] == rows.shape[-1:]
+        whole = tensor.numel() == rows.numel() and tensor.data_ptr() == rows.data_ptr()
+        return state if kept and whole and rows.is_contiguous() and tensor.is_contiguous() else None
 
     def _lookup(
         self, weight: Tensor, indices: Tensor, padding_idx: int = -1,

@@ -3,26 +3,39 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from torch import Tensor
 
 from .entries import expect_unchanged
 from .errors import MixedSamplesError, StaleError, UsageError, describe
-from .forms import Dense, Form, Outer, kept_rows, scratch, sharing, total, within
+from .forms import Dense, Form, Outer, kept_rows, scratch, sharing, together, total, within
 from .intake import Intake
+
+Forms = Mapping[str, Form]
 
 
 class Ledger(Intake):
     """The entries of a tape, grouped by parameter."""
 
-    def sq_norms(self, names: Iterable[str], *, bounds: bool = False) -> dict[str, Tensor]:
-        """‖gᵢ‖² of every parameter that received a gradient, or certified bounds."""
+    def sq_norms(self, names: Iterable[str], *, apart: bool = False) -> dict[str, Tensor]:
+        """‖gᵢ‖², to be added up; ``apart``: of every parameter that received a gradient."""
         if self.lean is not None:
             self.ready()
-            kept = self.lean.sq_bounds if bounds else self.lean.sq_norms
+            kept = self.lean.sq_norms
             return {name: kept[name] for name in names if name in kept}
         forms = self.forms(names)
+        return self._measured(forms if apart else together(forms), bounds=False)
+
+    def sq_bounds(self, names: Iterable[str], forms: Forms | None) -> dict[str, Tensor]:
+        """Certified bounds of ‖gᵢ‖² for :meth:`settled` forms."""
+        if forms is not None:
+            return self._measured(forms, bounds=True)
+        assert self.lean is not None
+        kept = self.lean.sq_bounds
+        return {name: kept[name] for name in names if name in kept}
+
+    def _measured(self, forms: Forms, *, bounds: bool) -> dict[str, Tensor]:
         outer = [f for f in forms.values() if isinstance(f, Outer)]
         with sharing(factor for form in outer for factor in (form.left, form.right)):
             return {name: f.sq_bounds() if bounds else f.sq_norms() for name, f in forms.items()}
@@ -78,20 +91,17 @@ class Ledger(Intake):
         return {name: self._cache[name] for name in wanted if name in self._cache}
 
     @contextlib.contextmanager
-    def settled(self, names: Iterable[str]) -> Iterator[None]:
-        """For norms and a sum: within the block, rows stand for forms where that is cheaper."""
+    def settled(self, names: Iterable[str], *, apart: bool) -> Iterator[Forms | None]:
+        """Forms for norms and one sum, rows where that is cheaper; None where nothing is kept."""
         if self.lean is not None:
-            yield
+            yield None
             return
         forms = self.forms(names)
         rows = kept_rows(forms)
         used = sum(form.nbytes() for form in rows.values())
-        self._cache.update(rows)
-        try:
-            with within(scratch() - used):
-                yield
-        finally:
-            self._cache.update({name: forms[name] for name in rows})
+        forms |= rows
+        with within(scratch() - used):
+            yield forms if apart else together(forms)
 
     def ready(self) -> None:
         """Refuse to answer from a recording that is not complete, or no longer true."""

@@ -116,7 +116,7 @@ class Tape(Products, Moments):
         """‖gᵢ‖ of each parameter: ``{name: (n,)}``."""
         with self._asking():
             names = choose(params, self.names)
-            found = self._ledger.sq_norms(names)
+            found = self._ledger.sq_norms(names, apart=True)
             return {
                 name: found[name].sqrt() if name in found else self._zeros(name, ())
                 for name in names
@@ -163,8 +163,8 @@ class Tape(Products, Moments):
             names = choose(params, self.names)
             groups = rule.split(names) if isinstance(rule, Grouped) else [tuple(names)]
             within = rule.within if isinstance(rule, Grouped) else rule
-            with self._ledger.settled(names):
-                bounds = self._ledger.sq_norms(names, bounds=True)
+            with self._ledger.settled(names, apart=len(groups) > 1) as forms:
+                bounds = self._ledger.sq_bounds(names, forms)
                 whole = queries.added(bounds, self.n, self._device())
                 bad = self._nonfinite(whole)
                 c: dict[str, Tensor] = {}
@@ -176,7 +176,9 @@ class Tape(Products, Moments):
                     share = coefficients(within, sizes.sqrt(), float(max_norm) / len(groups) ** 0.5)
                     share = share if bad is None else share.masked_fill(bad, 0)
                     c.update(dict.fromkeys(group, share))
-                return self._summed(names, c, bad=bad, certain=True, wide=True, last=True)
+                return self._summed(
+                    names, c, bad=bad, settled=forms, certain=True, wide=True, last=True
+                )
 
     def nonfinite(self, *, params: Params = None) -> Tensor:
         """Samples whose gradient holds NaN or inf, or overflows when squared: indices."""

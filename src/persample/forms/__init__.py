@@ -13,6 +13,7 @@ from .rows import Rows
 from .shares import shares
 from .sharing import sharing
 from .sketch import Sketch, kept_sketch
+from .together import Together, together
 from .total import Total, total
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "Replay",
     "Rows",
     "Sketch",
+    "Together",
     "Total",
     "inner",
     "kept_rows",
@@ -39,6 +41,7 @@ __all__ = [
     "shares",
     "sharing",
     "spans",
+    "together",
     "total",
     "wide",
     "within",

@@ -107,8 +107,11 @@ class Outer(Form):
         return out
 
     def _wide(self, first: int, last: int) -> tuple[Tensor, Tensor]:
+        left, right = self.left, self.right
+        if last - first != self.n:
+            left, right = left[first:last], right[first:last]
         dtype = wide(self.dtype)
-        return self.left[first:last].to(dtype), self.right[first:last].to(dtype)
+        return (left, right) if dtype is self.dtype else (left.to(dtype), right.to(dtype))
 
     def sq_norms(self) -> Tensor:
         """By whichever of three ways is cheapest for these sizes."""
@@ -120,8 +123,9 @@ class Outer(Form):
         """‖gᵢ‖² and Σₜ ‖lₜ‖²‖rₜ‖², the scale of what rounding can hide."""
         if self.t == 1:
             k = self.left.shape[1]
-            left, right = (squared(f.flatten(0, 1)) for f in self._wide(0, self.n))
-            found = (left * right).view(self.n, k).sum(1) if k > 1 else left.mul_(right)
+            left, right = (squared(f.flatten(0, 2)) for f in self._wide(0, self.n))
+            found = left.mul_(right)
+            found = found.view(self.n, k).sum(1) if k > 1 else found
             return found, found
         if self.plan().way == "gram":
             return self._gram()
@@ -196,19 +200,21 @@ class Outer(Form):
 
     def measured(self) -> tuple[Tensor, Tensor]:
         """Norms, and bounds from the same products."""
-        return self.certified()[:2]
+        if self.t != 1 or self.dtype.is_complex or self.dtype == torch.float64:
+            return self.certified()[:2]
+        found, _ = self._norms_and_energy(energy=False)  # nothing can cancel
+        each = 4 * (math.sqrt(self.left.shape[3]) + math.sqrt(self.right.shape[3])) + 16
+        return found, found * (1 + torch.finfo(found.dtype).eps * each)
 
     def certified(self) -> tuple[Tensor, Tensor, Tensor]:
         """Norms, bounds and rounding from the same products."""
         if self.dtype.is_complex or self.dtype == torch.float64:
             found = self.sq_norms()
             return found, found, super().rounding()
+        if self.t == 1:
+            return *self.measured(), super().rounding()
         found, energy = self._norms_and_energy(energy=True)
         a, b = self.left.shape[3], self.right.shape[3]
-        if self.t == 1:  # nothing can cancel
-            unit = torch.finfo(found.dtype).eps
-            bound = found * (1 + unit * (4 * (math.sqrt(a) + math.sqrt(b)) + 16))
-            return found, bound, super().rounding()
 
         def exactly(which: Tensor) -> Tensor:
             return Outer(
