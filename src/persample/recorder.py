@@ -21,7 +21,7 @@ from .inputs import Inputs
 from .layout import CONSTANT, Mixed, State
 from .lean import Ahead, Visitor
 from .marks import EXCLUDED, SELECTED, Derived, Marks, gained_history
-from .parameters import Parameters, Params
+from .parameters import Parameters, Params, modules_of
 from .propagate import find
 from .tape import Tape
 
@@ -100,7 +100,7 @@ class Recorder:
                 why="grad, vmap and jvp replace the tensors that the recorder follows",
                 fix="record outside the transform",
             )
-        found = list(self.model.modules())
+        found = [module for _, module in modules_of(self.model)]
         modules = {id(module) for module in found}
         if any(not modules.isdisjoint(other) for other in _OPEN):
             raise UsageError(
