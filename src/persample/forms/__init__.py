@@ -3,10 +3,11 @@
 from .cost import BUDGET, LEAN, Plan, scratch, spans, within
 from .dense import Dense
 from .form import Form, inner, lift, real, wide
+from .geometry import Geometry
 from .keeping import kept_rows
 from .outer import Outer
 from .part import Part
-from .patches import Geometry, Patches
+from .patches import Patches
 from .pixels import Pixels
 from .replay import Replay
 from .rows import Rows

@@ -10,7 +10,7 @@ from torch import Tensor
 from .cost import Plan, cheapest, scratch, spans
 from .form import Form, real, squared, wide
 from .guard import guarded, rounded
-from .sharing import products
+from .pairs import by_pairs, energies, widened, written_out
 from .sketch import Sketch
 
 
@@ -107,11 +107,7 @@ class Outer(Form):
         return out
 
     def _wide(self, first: int, last: int) -> tuple[Tensor, Tensor]:
-        left, right = self.left, self.right
-        if last - first != self.n:
-            left, right = left[first:last], right[first:last]
-        dtype = wide(self.dtype)
-        return (left, right) if dtype is self.dtype else (left.to(dtype), right.to(dtype))
+        return widened(self.left, self.right, first, last)
 
     def sq_norms(self) -> Tensor:
         """By whichever of three ways is cheapest for these sizes."""
@@ -128,58 +124,9 @@ class Outer(Form):
             found = found.view(self.n, k).sum(1) if k > 1 else found
             return found, found
         if self.plan().way == "gram":
-            return self._gram()
-        found = self._direct()
-        if not energy:
-            return found, found
-        left, right = (torch.linalg.vector_norm(f, dim=3) for f in self._wide(0, self.n))
-        return found, (left * right).square_().sum((1, 2))
-
-    def _gram(self) -> tuple[Tensor, Tensor]:
-        """Σₜₛ ⟨lₜ, lₛ⟩⟨rₜ, rₛ⟩; its diagonal is the energy."""
-        found = self.right.new_zeros(self.n, dtype=real(self.dtype))
-        energy = torch.zeros_like(found)
-        item = 2 * self.left.shape[1] * self.t * self.t * wide(self.dtype).itemsize
-        if item > scratch():
-            return self._gram_by_blocks()
-        for first, last in spans(self.n, item, 4 << 20):  # in cache
-            left, right = self._wide(first, last)
-            both = products(self.left, left, first, last) * products(self.right, right, first, last)
-            found[first:last] = both.sum((1, 2, 3))
-            energy[first:last] = both.diagonal(dim1=2, dim2=3).sum((1, 2))
-        return found.clamp_(min=0), energy
-
-    def _gram_by_blocks(self) -> tuple[Tensor, Tensor]:
-        """Sample by sample where t × t does not fit: blocks on and above the diagonal."""
-        found = self.right.new_zeros(self.n, dtype=real(self.dtype))
-        energy = torch.zeros_like(found)
-        width = 2 * self.left.shape[1] * wide(self.dtype).itemsize
-        side = max(1, math.isqrt(scratch() // width))
-        for i in range(self.n):
-            left, right = (f[0] for f in self._wide(i, i + 1))
-            for row in range(0, self.t, side):
-                mine, other = left[:, row : row + side], right[:, row : row + side]
-                sizes = torch.linalg.vector_norm(mine, dim=2) * torch.linalg.vector_norm(
-                    other, dim=2
-                )
-                energy[i] += sizes.square().sum()
-                for column in range(row, self.t, side):
-                    products = torch.matmul(mine, left[:, column : column + side].mT)
-                    products *= torch.matmul(other, right[:, column : column + side].mT)
-                    found[i] += products.sum() * (1 if row == column else 2)
-        return found.clamp_(min=0), energy
-
-    def _direct(self) -> Tensor:
-        """A few samples at a time, so that the matrices stay in cache."""
-        found = self.right.new_zeros(self.n, dtype=real(self.dtype))
-        k, a, b = self.left.shape[1], self.left.shape[3], self.right.shape[3]
-        line = k * b * wide(self.dtype).itemsize
-        for first, last in spans(self.n, a * line, 4 << 20):
-            left, right = self._wide(first, last)
-            for start, stop in spans(a, line * (last - first)):
-                matrix = torch.matmul(left[..., start:stop].transpose(2, 3), right)
-                found[first:last] += squared(matrix)
-        return found
+            return by_pairs(self.left, self.right)
+        found = written_out(self.left, self.right)
+        return found, energies(self.left, self.right) if energy else found
 
     def sq_bounds(self) -> Tensor:
         """The norms plus what rounding can have hidden; doubtful ones again in double precision.
@@ -194,9 +141,7 @@ class Outer(Form):
         """Some units of the sizes of all positions' terms, which may cancel."""
         if self.t <= 1 or self.dtype == torch.float64 or self.dtype.is_complex:
             return super().rounding()
-        left, right = (torch.linalg.vector_norm(f, dim=3) for f in self._wide(0, self.n))
-        energy: Tensor = (left * right).square_().sum((1, 2))
-        return rounded(energy, self.t)
+        return rounded(energies(self.left, self.right), self.t)
 
     def measured(self) -> tuple[Tensor, Tensor]:
         """Norms, and bounds from the same products."""
@@ -217,9 +162,7 @@ class Outer(Form):
         a, b = self.left.shape[3], self.right.shape[3]
 
         def exactly(which: Tensor) -> Tensor:
-            return Outer(
-                self.left[which].double(), self.right[which].double(), self.shape
-            )._direct()
+            return written_out(self.left[which].double(), self.right[which].double())
 
         return found, *guarded(found, energy, a, b, self.t, exactly)
 

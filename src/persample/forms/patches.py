@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .correlation import patch_products
 from .cost import Plan, scratch, spans
 from .form import Form, real, squared, wide
+from .geometry import Geometry, unfold
 from .guard import guarded
 from .outer import Outer
 from .sketch import Sketch
-
-
-@dataclass(frozen=True, slots=True)
-class Geometry:
-    """The arguments of a convolution, one entry per spatial axis."""
-
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-    transposed: bool
-    output_padding: tuple[int, ...]
-    groups: int
 
 
 class Patches(Form):
@@ -317,13 +303,3 @@ class Patches(Form):
             small = torch.matmul(left, right.flatten(2).mT).flatten(1)
             out[first:last] = small.view(last - first, m, -1).sum(1)
         return out
-
-
-def unfold(x: Tensor, kernel: torch.Size, geometry: Geometry) -> Tensor:
-    """Patches as columns: (n, c · taps, positions), for one or two spatial axes."""
-    g = geometry
-    if x.dim() == 3:
-        return F.unfold(
-            x.unsqueeze(2), (1, kernel[0]), (1, g.dilation[0]), (0, g.padding[0]), (1, g.stride[0])
-        )
-    return F.unfold(x, tuple(kernel), g.dilation, g.padding, g.stride)

@@ -1,4 +1,4 @@
-"""Products: matmul and its relatives, einsum, linear, distances, attention."""
+"""Products: matmul and its relatives, einsum, linear, attention."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..errors import Mixing
 from ..layout import Additive, Layout, align, explicit, ids_of, merge
-from .call import Call, Result, axes, carry, place, trailing
+from .call import Call, Result, axes, carry, place
 from .table import rule
 
 Places = list[int | None]
@@ -44,7 +44,7 @@ def contracts_samples(call: Call, operands: Sequence[tuple[Any, Places]]) -> boo
     )
 
 
-def _batch(tensor: Tensor, core: int, out: Tensor, out_core: int) -> Places:
+def batch(tensor: Tensor, core: int, out: Tensor, out_core: int) -> Places:
     """Places of leading axes, aligned from the right; the core axes come after."""
     lead, out_lead = tensor.dim() - core, out.dim() - out_core
     return [d - lead + out_lead for d in range(lead)]
@@ -54,8 +54,8 @@ def product(call: Call, a: Tensor, b: Tensor, out: Tensor) -> list[tuple[Any, Pl
     """Places of both operands of ``a @ b``."""
     rows, columns = a.dim() > 1, b.dim() > 1
     core = rows + columns
-    places_a = _batch(a, 2, out, core) + [out.dim() - core] if rows else []
-    places_b = _batch(b, 2, out, core) if columns else []
+    places_a = batch(a, 2, out, core) + [out.dim() - core] if rows else []
+    places_b = batch(b, 2, out, core) if columns else []
     left: Places = [*places_a, None]
     right: Places = [*places_b, None] + ([out.dim() - 1] if columns else [])
     return [(a, left), (b, right)]
@@ -239,51 +239,6 @@ def tensordot(call: Call) -> Result:
     return gathered(call, operands, call.out)
 
 
-@rule("linalg_vecdot cosine_similarity")
-def vecdot(call: Call) -> Result:
-    """Along one axis of two tensors that broadcast."""
-    a, b = call.arg(0, "x", "x1"), call.arg(1, "y", "x2")
-    rank = max(a.dim(), b.dim())
-    default = -1 if call.name == "linalg_vecdot" else 1
-    dim = call.kwargs.get("dim", call.args[2] if len(call.args) > 2 else default)
-    back = rank - next(iter(axes(dim, rank)))
-    pairs = [(t, {t.dim() - back} & set(range(t.dim()))) for t in (a, b)]
-    return carry(call, pairs, call.out)
-
-
-@rule("pairwise_distance")
-def pairwise_distance(call: Call) -> Result:
-    """Along the last axis."""
-    a, b = call.arg(0, "x1"), call.arg(1, "x2")
-    keep = bool(call.arg(4, "keepdim", default=False))
-    core = trailing(call.out, 1) if keep else ()
-    return carry(call, [(a, trailing(a, 1)), (b, trailing(b, 1))], call.out, core)
-
-
-@rule("cdist _cdist_forward _euclidean_dist")
-def cdist(call: Call) -> Result:
-    """Like ``a @ b.mT``."""
-    a, b, out = call.arg(0, "x1"), call.arg(1, "x2"), call.out
-    left: Places = [*_batch(a, 2, out, 2), out.dim() - 2, None]
-    right: Places = [*_batch(b, 2, out, 2), out.dim() - 1, None]
-    return gathered(call, [(a, left), (b, right)], out)
-
-
-@rule("cross linalg_cross")
-def cross(call: Call) -> Result:
-    """Along one axis of size three."""
-    a, b = call.arg(0, "input"), call.arg(1, "other")
-    rank = call.out.dim()
-    dim = call.kwargs.get("dim", call.args[2] if len(call.args) > 2 else None)
-    if dim is None:
-        if call.name == "cross":
-            raise Mixing("torch.cross without dim picks the first axis of size 3")
-        dim = -1
-    back = rank - next(iter(axes(dim, rank)))
-    pairs = [(t, {t.dim() - back} & set(range(t.dim()))) for t in (a, b)]
-    return carry(call, pairs, call.out, {rank - back})
-
-
 @rule("scaled_dot_product_attention")
 def attention(call: Call) -> Result:
     """Leading axes are batch axes; queries keep their place, keys and values are summed over."""
@@ -291,12 +246,12 @@ def attention(call: Call) -> Result:
     mask, out = call.arg(3, "attn_mask"), call.out
     rows, last = out.dim() - 2, out.dim() - 1
     operands: list[tuple[Any, Places]] = [
-        (q, [*_batch(q, 2, out, 2), rows, None]),
-        (k, [*_batch(k, 2, out, 2), None, None]),
-        (v, [*_batch(v, 2, out, 2), None, last]),
+        (q, [*batch(q, 2, out, 2), rows, None]),
+        (k, [*batch(k, 2, out, 2), None, None]),
+        (v, [*batch(v, 2, out, 2), None, last]),
     ]
     if mask is not None:
-        operands.append((mask, [*_batch(mask, 2, out, 2), rows, None]))
+        operands.append((mask, [*batch(mask, 2, out, 2), rows, None]))
     if call.arg(5, "is_causal", default=False):
-        operands[0] = (q, [*_batch(q, 2, out, 2), None, None])
+        operands[0] = (q, [*batch(q, 2, out, 2), None, None])
     return gathered(call, operands, out)
