@@ -44,8 +44,10 @@ class Sketch:
         """The sketch of dense gradients: (n, dim)."""
         if rows.is_complex():
             rows = torch.view_as_real(rows.resolve_conj())
-        matrix = rows.reshape(rows.shape[0], self.rows.shape[1], self.columns.shape[1])
         left, right = self.rows.to(rows.dtype), self.columns.to(rows.dtype)
+        if left.shape == (1, 1):  # a vector: one sign before all others
+            return torch.mm(rows.reshape(rows.shape[0], right.shape[1]), right.T).mul_(left)
+        matrix = rows.reshape(rows.shape[0], left.shape[1], right.shape[1])
         return torch.matmul(torch.matmul(left, matrix), right.T).flatten(1)
 
 
