@@ -127,3 +127,16 @@ def test_small_rows_are_asked_together() -> None:
         assert {k: v.shape for k, v in total.items()} == {k: r.shape[1:] for k, r in rows.items()}
         for name, row in rows.items():
             close(total[name].double(), torch.einsum("n,n...->...", c, row.double()), 1e-5)
+
+
+def test_adding_parts_leaves_them_alone() -> None:
+    """Sums of parts are added in place, a few rows at a time, never into what the tape keeps."""
+    net = Fn(lambda s, i, x: s.e(i).sum(1) + (s.e.weight * x).sum(1), e=nn.Embedding(9, 5)).double()
+    batch = (torch.randint(9, (6, 4)), torch.randn(6, 9, 5).double())
+    rows = oracle(net, lambda m, b: flat_loss(m(*b)), batch, n=6)
+    with persample.record(net, budget=9 * 5 * 8 * 4) as tape:
+        tape.backward(flat_loss(net(*batch)))
+    for _ in range(2):
+        close(tape.norms(), flat_rows(rows).norm(dim=1))
+        close(tape.grads()["e.weight"], rows["e.weight"])
+        close(tape.grads(out=tape.grads())["e.weight"], rows["e.weight"])

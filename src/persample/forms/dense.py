@@ -26,7 +26,8 @@ class Dense(Form):
 
     def owns(self, rows: Tensor) -> bool:
         """Dense rows are handed out as they are."""
-        return rows.data_ptr() == self.values.data_ptr()
+        mine, theirs = self.values.untyped_storage(), rows.untyped_storage()
+        return mine.data_ptr() == theirs.data_ptr()
 
     def plan(self) -> Plan:
         """Squares of what is there."""

@@ -101,6 +101,11 @@ class Form:
         """Dense rows, computed in float32 at least."""
         return self.dense(first, last).to(wide(self.dtype))
 
+    def add_to(self, out: Tensor, first: int = 0, last: int | None = None) -> Tensor:
+        """Dense rows first … last-1 added to what is there, in the precision that is there."""
+        wider = out.dtype != self.dtype
+        return out.add_(self.wide_dense(first, last) if wider else self.dense(first, last))
+
     def work(self) -> int:
         """Multiplications that writing all rows out would take."""
         return self.n * self.size

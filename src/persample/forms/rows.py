@@ -55,14 +55,18 @@ class Rows(Form):
 
     def dense(self, first: int = 0, last: int | None = None) -> Tensor:
         """Rows added into zeros."""
-        last = self.n if last is None else last
-        sample, index, values = self.sample, self.index, self.values
-        if (first, last) != (0, self.n):
-            keep = (sample >= first) & (sample < last)
-            sample, index, values = sample[keep] - first, index[keep], values[keep]
+        count = (self.n if last is None else last) - first
+        return self.add_to(self.values.new_zeros(count, *self.shape), first, last)
+
+    def add_to(self, out: Tensor, first: int = 0, last: int | None = None) -> Tensor:
+        """Straight into their places."""
+        part = self
+        if first or (last is not None and last != self.n):
+            part = self.narrowed(first, self.n if last is None else last)
         v, d = self.shape
-        out = values.new_zeros((last - first) * v, d)
-        return out.index_add_(0, sample * v + index, values).view(last - first, v, d)
+        flat = out.view(part.n * v, d)
+        flat.index_add_(0, part.sample * v + part.index, part.values.to(out.dtype))
+        return out
 
     def write(self, out: Tensor) -> Tensor:
         """Cleared, then added into; a buffer of ours is cleared only where we wrote."""

@@ -68,14 +68,16 @@ class Total(Form):
 
     def dense(self, first: int = 0, last: int | None = None) -> Tensor:
         """The parts' rows, added."""
-        total = self.forms[0].dense(first, last).to(wide(self.dtype))
-        for form in self.forms[1:]:
-            total = total + form.dense(first, last)
-        return total.to(self.dtype)
+        return self.wide_dense(first, last).to(self.dtype)
 
     def wide_dense(self, first: int = 0, last: int | None = None) -> Tensor:
-        """The parts' wide rows, added."""
-        return added([f.wide_dense(first, last) for f in self.forms])
+        """The parts' wide rows, added in place: a table's rows come last."""
+        main, *others = sorted(self.forms, key=lambda form: isinstance(form, Rows))
+        out = main.wide_dense(first, last).to(wide(self.dtype)).contiguous()
+        out = out.clone() if main.owns(out) else out
+        for form in others:
+            form.add_to(out, first, last)
+        return out
 
     def weighted_sum(self, c: Tensor) -> Tensor:
         """Linear: the parts' sums, added."""
