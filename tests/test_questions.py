@@ -140,3 +140,22 @@ def test_adding_parts_leaves_them_alone() -> None:
         close(tape.norms(), flat_rows(rows).norm(dim=1))
         close(tape.grads()["e.weight"], rows["e.weight"])
         close(tape.grads(out=tape.grads())["e.weight"], rows["e.weight"])
+
+
+@pytest.mark.parametrize("words", [6000, 300])
+def test_words_that_occur_again(words: int) -> None:
+    """A few repeated words in a large batch, or many."""
+    torch.manual_seed(0)
+    net = Fn(lambda s, i: s.e(i).tanh() * s.w, e=nn.Embedding(words, 64), w=par(64)).double()
+    batch = (torch.randint(words, (6, 400)),)
+    rows = oracle(net, lambda m, b: flat_loss(m(*b)), batch, n=6)
+    norms = flat_rows(rows).norm(dim=1)
+    c = (float(norms.median()) / norms).clamp(max=1)
+    for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-5)):
+        net = net.to(dtype)
+        with persample.record(net) as tape:
+            tape.backward(flat_loss(net(*batch)))
+        close(tape.norms().double(), norms, tolerance)
+        total = tape.clipped_sum(float(norms.median()))
+        expected = torch.einsum("n,nvd->vd", c, rows["e.weight"])
+        close(total["e.weight"].double(), expected, tolerance)

@@ -88,6 +88,8 @@ class Template:
             args, kwargs = tree_unflatten(leaves, self.spec)
             return args, kwargs
         k = self.positional
+        if k == len(leaves):
+            return tuple(leaves), {}
         return tuple(leaves[:k]), dict(zip(self.names, leaves[k:], strict=True))
 
 

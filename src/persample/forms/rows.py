@@ -15,6 +15,7 @@ from .sketch import Sketch
 
 # The rows that were written to a user's buffer, and the buffer's version and memory then.
 _WRITTEN: MutableMapping[Tensor, tuple[Tensor, int, int]] = WeakTensorKeyDictionary()
+_LARGE = 1 << 17  # values whose sum takes longer than picking some of them
 
 
 class Rows(Form):
@@ -92,13 +93,30 @@ class Rows(Form):
         item = self._copies() // max(self.n, 1)
         return Plan("segments", self.values.numel(), self._copies(), item, self.n)
 
-    def segments(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Values summed over equal (sample, index): sample, index and sum of each segment."""
-        v = self.shape[0]
-        keys, where = torch.unique(self.sample * v + self.index, return_inverse=True)
-        total = self.values.new_zeros(keys.numel(), self.values.shape[1], dtype=wide(self.dtype))
-        total.index_add_(0, where, self.values.to(wide(self.dtype)))
-        return keys // v, keys % v, total
+    def _sizes(self) -> tuple[Tensor, Tensor]:
+        """‖Σ‖² and (Σ‖·‖)² of rows with equal (sample, index), added up for every sample."""
+        v, values = self.shape[0], self.values.to(wide(self.dtype))
+        keys, where, counts = torch.unique(
+            self.sample * v + self.index, return_inverse=True, return_counts=True
+        )
+        lengths: Tensor = torch.linalg.vector_norm(values, dim=1)
+        out = lengths.new_zeros(self.n)
+        if self._few(self.index.numel() - keys.numel()):  # only these have to be added
+            several = counts > 1
+            again = several[where]
+            out.index_add_(0, self.sample, lengths.square().masked_fill_(again, 0))
+            which = again.nonzero().flatten()
+            values, lengths, keys = values[which], lengths[which], keys[several]
+            where = (several.cumsum(0) - 1)[where[which]]
+        total = values.new_zeros(keys.numel(), values.shape[1]).index_add_(0, where, values)
+        lengths = lengths.new_zeros(keys.numel()).index_add_(0, where, lengths)
+        both = torch.stack([torch.linalg.vector_norm(total, dim=1), lengths], 1).square_()
+        each = both.new_zeros(self.n, 2).index_add_(0, keys // v, both).add_(out.unsqueeze(1))
+        return each[:, 0], each[:, 1]
+
+    def _few(self, again: int) -> bool:
+        """Whether indices that occur again are worth being picked out."""
+        return 16 * again < self.index.numel() and self.values.numel() > _LARGE
 
     def sq_norms(self) -> Tensor:
         """Segment sums: linear in the number of rows."""
@@ -107,9 +125,7 @@ class Rows(Form):
         if self.n > 1 and self._copies() > scratch():
             runs = spans(self.n, self._copies() // self.n)
             return torch.cat([self.narrowed(*run).sq_norms() for run in runs])
-        sample, _, total = self.segments()
-        out = total.new_zeros(self.n, dtype=real(self.dtype))
-        return out.index_add_(0, sample, total.square().sum(1))
+        return self._sizes()[0]
 
     def sq_bounds(self) -> Tensor:
         """The norms plus what rounding can have hidden."""
@@ -132,16 +148,9 @@ class Rows(Form):
             runs = spans(self.n, self._copies() // self.n)
             parts = [self.narrowed(*run).measured() for run in runs]
             return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
-        v, dtype = self.shape[0], wide(self.dtype)
-        keys, where = torch.unique(self.sample * v + self.index, return_inverse=True)
-        values = self.values.to(dtype)
-        total = values.new_zeros(keys.numel(), values.shape[1]).index_add_(0, where, values)
-        sizes = values.new_zeros(keys.numel())
-        sizes.index_add_(0, where, torch.linalg.vector_norm(values, dim=1))
-        both = torch.stack([total.square().sum(1), sizes.square()], 1)
-        each = both.new_zeros(self.n, 2).index_add_(0, keys // v, both)
-        rounding = 16 * torch.finfo(dtype).eps * each[:, 1].sqrt()
-        return each[:, 0], (each[:, 0].sqrt() + rounding).square()
+        found, sizes = self._sizes()
+        rounding = 16 * torch.finfo(found.dtype).eps * sizes.sqrt()
+        return found, (found.sqrt() + rounding).square()
 
     def weighted_sum(self, c: Tensor) -> Tensor:
         """One index_add."""
