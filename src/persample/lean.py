@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .errors import MissedUseError
-from .forms import Form, total
+from .forms import Dense, Form, total, wide
 from .queries import projected
 
 Visitor = Callable[[str, Form], None]
@@ -103,7 +103,10 @@ class Lean:
         (self.visitor or self._first)(name, form)
 
     def _first(self, name: str, form: Form) -> None:
-        self.sq_norms[name], self.sq_bounds[name] = form.measured()
+        if self.ahead.grads:
+            form = self._written(name, form)
+        else:
+            self.sq_norms[name], self.sq_bounds[name] = form.measured()
         if self.ahead.direction is not None:
             self.dots[name] = form.dot(self.ahead.direction[name].detach())
         if self.ahead.projection is not None:
@@ -113,9 +116,20 @@ class Lean:
             self.squares[name] = form.sum_of_squares()
             ones = torch.ones(form.n, dtype=torch.float64, device=form.device)
             self.sums[name] = form.weighted_sum(ones)
-        if self.ahead.grads:
-            rows = form.dense().contiguous()
-            self.rows[name] = rows.clone() if form.owns(rows) else rows
+
+    def _written(self, name: str, form: Form) -> Form:
+        """Keep the rows; unless sums follow, they answer everything else, too, where cheaper."""
+        rows = form.dense().contiguous()
+        rows = self.rows[name] = rows.clone() if form.owns(rows) else rows
+        found = Dense(rows)
+        narrow = rows.dtype != wide(rows.dtype)
+        if self.ahead.again or narrow or form.plan().cost < found.plan().cost:
+            self.sq_norms[name], self.sq_bounds[name] = form.measured()
+            return form
+        size = self.sq_norms[name] = found.sq_norms()
+        # a sum, should one follow, rounds in another order than the rows
+        self.sq_bounds[name] = (size.sqrt() + 2 * form.rounding()).square_()
+        return found
 
     def handed(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
         """Rows that the first pass wrote out, given away."""
