@@ -100,6 +100,21 @@ def test_functions(name: str, input_grad: bool, reduction: str) -> None:
         assert torch.allclose(found, x.grad)
 
 
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+@pytest.mark.parametrize("name", CASES)
+def test_the_output_reduced_at_once(name: str, reduction: str) -> None:
+    """The gradient that arrives is then one number, expanded."""
+    function, size, shapes = CASES[name]
+    torch.manual_seed(0)
+    x = torch.randn(size, dtype=torch.float64)
+    weights = {
+        k: torch.randn(s, dtype=torch.float64, requires_grad=True) for k, s in shapes.items()
+    }
+    expected = alone(lambda i, w: function(x[i : i + 1], **w), weights, reduction)
+    getattr(function(x, **expanded(weights, reduction)), reduction)().backward()
+    check(weights, expected)
+
+
 @pytest.mark.parametrize(
     "options",
     [{}, {"padding_idx": 1}, {"padding_idx": -1}, {"scale_grad_by_freq": True}, {"max_norm": 0.5}],
