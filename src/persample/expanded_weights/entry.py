@@ -47,7 +47,7 @@ def call_for_per_sample_grads(
         n = _inferred(module, args, kwargs, dim) if batch_size is None else batch_size
         if not torch.is_grad_enabled() or not _expect_cleared(known):
             return module(*args, **kwargs)
-        return run(module, args, kwargs, Batch(n, dim, loss_reduction))
+        return run(module, args, kwargs, Batch(n, dim, loss_reduction, n))
 
     return call
 
