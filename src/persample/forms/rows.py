@@ -61,15 +61,16 @@ class Rows(Form):
             keep = (sample >= first) & (sample < last)
             sample, index, values = sample[keep] - first, index[keep], values[keep]
         v, d = self.shape
+        keys = torch.add(index, sample, alpha=v)
         out = values.new_zeros((last - first) * v, d)
-        return out.index_add_(0, sample * v + index, values).view(last - first, v, d)
+        return out.index_add_(0, keys, values).view(last - first, v, d)
 
     def write(self, out: Tensor) -> Tensor:
         """Cleared, then added into; a buffer of ours is cleared only where we wrote."""
         if out.dtype != self.dtype or not out.is_contiguous() or out.is_inference():
             return super().write(out)  # inference tensors count no versions
         v, d = self.shape
-        target, keys = out.view(self.n * v, d), self.sample * v + self.index
+        target, keys = out.view(self.n * v, d), torch.add(self.index, self.sample, alpha=v)
         before = _WRITTEN.get(out)
         if before is not None and before[1:] == (out._version, out.data_ptr()):
             target.index_fill_(0, before[0], 0)
