@@ -183,6 +183,14 @@ def test_a_frozen_module_and_no_grad_are_plain_calls() -> None:
     assert x.grad is not None
 
 
+def test_parameters_that_came_after_building() -> None:
+    model = net().requires_grad_(False)
+    call = call_for_per_sample_grads(model)
+    model[2] = nn.Linear(6, 3).double()
+    loss(call, X).sum().backward()
+    assert relative_error(found(model), oracle(model, loss, X)) < 1e-12
+
+
 def test_inputs_get_ordinary_gradients_also_through_a_history() -> None:
     model, w = net(), torch.randn(5, 5, dtype=torch.float64, requires_grad=True)
     call = call_for_per_sample_grads(model, loss_reduction="mean")

@@ -100,6 +100,21 @@ def test_functions(name: str, input_grad: bool, reduction: str) -> None:
         assert torch.allclose(found, x.grad)
 
 
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+@pytest.mark.parametrize("name", CASES)
+def test_the_output_reduced_at_once(name: str, reduction: str) -> None:
+    """The gradient that arrives is then one number, expanded."""
+    function, size, shapes = CASES[name]
+    torch.manual_seed(0)
+    x = torch.randn(size, dtype=torch.float64)
+    weights = {
+        k: torch.randn(s, dtype=torch.float64, requires_grad=True) for k, s in shapes.items()
+    }
+    expected = alone(lambda i, w: function(x[i : i + 1], **w), weights, reduction)
+    getattr(function(x, **expanded(weights, reduction)), reduction)().backward()
+    check(weights, expected)
+
+
 @pytest.mark.parametrize(
     "options",
     [{}, {"padding_idx": 1}, {"padding_idx": -1}, {"scale_grad_by_freq": True}, {"max_norm": 0.5}],
@@ -162,6 +177,25 @@ def test_samples_on_axis_one_and_smaller_batches() -> None:
     assert not w.grad_sample[N:].any()
 
 
+@pytest.mark.parametrize(
+    ("other", "text"),
+    [(("mean", N), "the same loss_reduction argument"), (("sum", N + 1), "the same batch_size")],
+)
+def test_weights_of_one_call_must_be_alike(other: tuple[str, int], text: str) -> None:
+    w = ExpandedWeight(torch.randn(2, 5, requires_grad=True), N, "sum")
+    b = ExpandedWeight(torch.randn(2, requires_grad=True), other[1], other[0])
+    b.set_allow_smaller_batches(True)
+    with pytest.raises(RuntimeError, match=f"Expected ExpandedWeights to all have {text}"):
+        F.linear(torch.randn(N, 5), w, b)
+    net = nn.GRU(5, 2, bias=False)
+    names = ("weight_ih_l0", "weight_hh_l0")
+    made = {k: ExpandedWeight(getattr(net, k), N, "sum") for k in names}
+    made["weight_hh_l0"] = ExpandedWeight(net.weight_hh_l0, other[1], other[0])
+    made["weight_hh_l0"].set_allow_smaller_batches(True)
+    with pytest.raises(RuntimeError, match=f"Expected ExpandedWeights to all have {text}"):
+        functional_call(net, made, (torch.randn(4, N, 5),))
+
+
 def test_several_calls_add_up_and_weights_may_have_a_history() -> None:
     x = torch.randn(N, 5)
     w = torch.randn(2, 5, requires_grad=True).clone()
@@ -204,6 +238,27 @@ def test_packed_recurrent_layers(kind: Any, options: dict[str, Any]) -> None:
     out, _ = functional_call(net, expanded(weights, "sum"), (pack_sequence(sequences),))
     out.data.square().sum().backward()
     check(weights, expected)
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
+def test_recurrent_layers_on_smaller_batches(kind: Any, packed: bool, reduction: str) -> None:
+    torch.manual_seed(0)
+    net = kind(5, 4).double()
+    lengths = (5, 3, 2) if packed else (4, 4, 4)
+    sequences = [torch.randn(t, 5, dtype=torch.float64) for t in lengths]
+    x = pack_sequence(sequences) if packed else torch.stack(sequences, 1)
+    weights = dict(net.named_parameters())
+    expected = alone(lambda i, _: net(sequences[i].unsqueeze(1))[0].square(), weights, "sum")
+    made = expanded(weights, reduction, N + 2)
+    for e in made.values():
+        e.set_allow_smaller_batches(True)
+    out, _ = functional_call(net, made, (x,))
+    (out.data if packed else out).square().sum().backward()
+    factor = N + 2 if reduction == "mean" else 1
+    zeros = {k: g.new_zeros(2, *g.shape[1:]) for k, g in expected.items()}
+    check(weights, {k: torch.cat([factor * g, zeros[k]]) for k, g in expected.items()})
 
 
 def test_recurrent_layers_refuse_other_batches_and_mixtures() -> None:

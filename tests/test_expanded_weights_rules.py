@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -50,6 +52,17 @@ def test_a_function_without_a_rule_is_refused() -> None:
     assert caught.value.fix
 
 
+def test_what_would_change_or_copy_the_original_is_refused() -> None:
+    def set_grad(e: ExpandedWeight) -> None:
+        e.grad = torch.zeros(3, 5)
+
+    for call in (copy.deepcopy, copy.copy, pickle.dumps, set_grad, lambda e: e.requires_grad_()):
+        made = weight()
+        with pytest.raises(RuntimeError, match="encountered but cannot handle function"):
+            call(made)
+        assert made.orig_weight.grad is None
+
+
 def test_standard_kwargs_and_forward_helper() -> None:
     w, b = weight(), weight(4, 3)
     args, kwargs = ew.standard_kwargs(("bias",), (X, w, b))
@@ -59,6 +72,8 @@ def test_standard_kwargs_and_forward_helper() -> None:
     assert kwargs["bias"] is b
     expected = F.linear(X, w.orig_weight, b.orig_weight)
     assert torch.equal(ew.forward_helper(F.linear, args, kwargs), expected)
+    with pytest.raises(RuntimeError, match="to all have the same loss_reduction argument"):
+        ew.forward_helper(F.linear, args, {"bias": weight(4, 3, reduction="mean")})
 
 
 @pytest.mark.parametrize(

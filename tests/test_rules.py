@@ -252,6 +252,26 @@ def test_rule(name: str) -> None:
     assert bool(tape.explain().slow) == (name in GENERIC)
 
 
+def plain_sum(out: Any) -> Tensor:
+    parts = [out] if isinstance(out, Tensor) else [plain_sum(o) for o in out]
+    return torch.stack([part.sum() for part in parts]).sum()
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "dropout" not in name])
+def test_strided_data_and_the_gradient_of_a_plain_sum(name: str) -> None:
+    """Such a gradient is one number seen everywhere: kernels must not read it as memory."""
+    torch.manual_seed(0)
+    model, batch = CASES[name]()
+    model = model.double()
+    strided = tuple(
+        b.double().repeat_interleave(2, -1)[..., ::2] if b.is_floating_point() else b for b in batch
+    )
+    expected = oracle(model, lambda m, b: plain_sum(m(*b)).unsqueeze(0), strided, n=N)
+    with persample.record(model, n=N) as tape:
+        tape.backward(plain_sum(model(*strided)))
+    assert relative_error(tape.grads(), expected) < 1e-10
+
+
 @pytest.mark.parametrize("name", [name for name in CASES if "dropout" not in name])
 def test_every_question(name: str) -> None:
     torch.manual_seed(0)

@@ -221,7 +221,7 @@ def receiving(recorder: Recorder, factor: float) -> Iterator[None]:
     escaped: list[Tensor] = []
     try:
         # one thread, so that recomputation (checkpointing) sees the mode
-        with recorder.watching(), torch.autograd.set_multithreading_enabled(False):
+        with torch.autograd.set_multithreading_enabled(False), recorder.watching():
             yield
         with torch._C.DisableTorchFunction():
             ledger.expect_what_was_saved()

@@ -127,8 +127,10 @@ def _closed_form(ids: Tensor, n: int) -> int | None:
 
 def axis_ids(layout: Layout, size: int, n: int, device: torch.device) -> Tensor:
     """The colour of every index of a closed layout's axis."""
-    index = torch.arange(size, device=device)
-    return (index // layout.inner) % max(n, 1)
+    count, index = max(n, 1), torch.arange(size, device=device)
+    if layout.inner != 1:
+        index = index // layout.inner
+    return index % count if size > count * layout.inner else index
 
 
 def ids_of(layout: Layout, shape: Shape, n: int, device: torch.device) -> Tensor:

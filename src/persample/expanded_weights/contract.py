@@ -51,10 +51,16 @@ def set_grad_sample_if_exists(
     if not isinstance(maybe_expanded_weight, ExpandedWeight):
         return
     rows = maybe_scale_by_batch_size(per_sample_grad_fn(original).detach(), maybe_expanded_weight)
-    missing = maybe_expanded_weight.batch_size - rows.shape[0]
-    if missing > 0:  # a smaller batch holds the first samples
-        rows = torch.cat([rows, rows.new_zeros((missing, *rows.shape[1:]))])
+    rows = filled_up(rows, maybe_expanded_weight.batch_size)
     accumulate(original, rows.clone(memory_format=torch.contiguous_format))
+
+
+def filled_up(rows: Tensor, count: int) -> Tensor:
+    """Rows of zeros after those of a smaller batch, which holds the first samples."""
+    missing = count - rows.shape[0]
+    if missing <= 0:
+        return rows
+    return torch.cat([rows, rows.new_zeros((missing, *rows.shape[1:]))])
 
 
 def accumulate(weight: Tensor, rows: Tensor) -> None:
@@ -111,18 +117,19 @@ def expect_batch(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> N
     if what:
         raise UsageError(what, where=_place(func), why=why, fix=fix)
     assert isinstance(data, Tensor)
-    for weight in (*args, *kwargs.values()):
-        if isinstance(weight, ExpandedWeight):
-            axis = 0 if weight.batch_first else 1
-            size = data.shape[axis] if axis < data.dim() else 0
-            smaller = weight.allow_smaller_batches and size < weight.batch_size
-            if size != weight.batch_size and not smaller:
-                raise other_size(func, data, size, weight)
+    weights = [v for v in (*args, *kwargs.values()) if isinstance(v, ExpandedWeight)]
+    expect_alike(func, weights, "loss_reduction")
+    for weight in weights:
+        axis = 0 if weight.batch_first else 1
+        expect_size(func, data, data.shape[axis] if axis < data.dim() else 0, weight)
 
 
-def other_size(func: Any, data: Tensor, size: int, weight: ExpandedWeight) -> UsageError:
-    """The error for a batch that the expanded weight was not made for."""
-    return UsageError(
+def expect_size(func: Any, data: Tensor, size: int, weight: ExpandedWeight) -> None:
+    """Refuse a batch that the expanded weight was not made for."""
+    smaller = weight.allow_smaller_batches and size < weight.batch_size
+    if size == weight.batch_size or smaller:
+        return
+    raise UsageError(
         "Expected ExpandedWeights to have batch size matching input but got input batch size of "
         f"{size} with ExpandedWeight of batch size {weight.batch_size}",
         where=_place(func),
@@ -130,6 +137,21 @@ def other_size(func: Any, data: Tensor, size: int, weight: ExpandedWeight) -> Us
         "Weights were made for",
         fix="make them for this batch; set_batch_first, set_allow_smaller_batches",
     )
+
+
+def expect_alike(func: Any, weights: Sequence[ExpandedWeight], *names: str) -> None:
+    """Refuse expanded weights of one call that differ in what they say of its samples."""
+    for name in names:
+        told = [getattr(w, name) for w in weights]
+        other = next((t for t in told if t != told[0]), None)
+        if other is not None:
+            raise UsageError(
+                f"Expected ExpandedWeights to all have the same {name} argument but got one with "
+                f"{told[0]} and one with {other}",
+                where=_place(func),
+                why="they meet the same samples, and one loss",
+                fix="make the Expanded Weights of one call alike",
+            )
 
 
 def _place(func: Any) -> str:

@@ -45,9 +45,10 @@ def call_for_per_sample_grads(
     @functools.wraps(module.forward)
     def call(*args: Any, **kwargs: Any) -> Any:
         n = _inferred(module, args, kwargs, dim) if batch_size is None else batch_size
-        if not torch.is_grad_enabled() or not _expect_cleared(known):
+        trainable = _expect_cleared(known) or any(p.requires_grad for p in module.parameters())
+        if not (trainable and torch.is_grad_enabled()):
             return module(*args, **kwargs)
-        return run(module, args, kwargs, Batch(n, dim, loss_reduction))
+        return run(module, args, kwargs, Batch(n, dim, loss_reduction, n))
 
     return call
 

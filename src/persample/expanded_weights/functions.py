@@ -12,7 +12,14 @@ from torch.nn.utils.rnn import PackedSequence
 
 from ..errors import UsageError, describe, here
 from ..use import taken_apart
-from .contract import expect_batch, is_batch_first, mixture, other_size, standard_kwargs
+from .contract import (
+    expect_alike,
+    expect_batch,
+    expect_size,
+    is_batch_first,
+    mixture,
+    standard_kwargs,
+)
 from .own import BUILT_IN
 from .stretch import Batch, run
 from .weight import ExpandedWeight, implements_per_sample_grads
@@ -79,7 +86,8 @@ class Function:
         for tensor in call.data()[1:]:
             if tensor.requires_grad:
                 raise mixture(tensor)
-        return _recorded(call, values, 0 if is_batch_first(values) else 1)
+        axis = 0 if is_batch_first(values) else 1
+        return _recorded(call, values, args[0], args[0].shape[axis], axis)
 
 
 @implements_per_sample_grads(torch.rnn_tanh)
@@ -87,7 +95,10 @@ class Function:
 @implements_per_sample_grads(torch.gru)
 @implements_per_sample_grads(torch.lstm)
 class Recurrent:
-    """Recurrent layers: (input, hx, weights, …, batch_first), or (data, batch_sizes, hx, …)."""
+    """Recurrent layers: (input, hx, weights, …, batch_first), or (data, batch_sizes, hx, …).
+
+    These functions see packed sequences sorted by length, and rows are in that order.
+    """
 
     @staticmethod
     def apply(kwarg_names: tuple[str, ...], function: Any, *values: Any) -> Any:
@@ -106,28 +117,23 @@ class Recurrent:
         axis = 0 if packed or args[8] else 1
         size = int(args[1][0]) if packed else args[0].shape[axis]
         for weight in weights:
-            if isinstance(weight, ExpandedWeight) and weight.batch_size != size:
-                raise other_size(function, args[0], size, weight)
-            if not isinstance(weight, ExpandedWeight) and weight.requires_grad:
+            if isinstance(weight, ExpandedWeight):
+                expect_size(function, args[0], size, weight)
+            elif weight.requires_grad:
                 raise mixture(weight)
-        return _recorded(Call(function, args, {}), weights, axis, first=data)
+        return _recorded(Call(function, args, {}), weights, data, size, axis)
 
 
 BUILT_IN.update((Function, Recurrent))
 
 
-def _recorded(call: Call, values: Sequence[Any], axis: int, first: Any = None) -> Any:
+def _recorded(call: Call, values: Sequence[Any], first: Any, size: int, axis: int) -> Any:
     """Run the call; only its first argument holds samples."""
-    weight = next(v for v in values if isinstance(v, ExpandedWeight))
-    data: list[Any] = call.data()
-    rows = None
-    if first is not None:
-        data[0] = first
-    elif data[0].shape[axis] != weight.batch_size:  # a smaller batch: the first samples
-        rows = torch.arange(data[0].shape[axis])
-    batch = Batch(weight.batch_size, axis, weight.loss_reduction)
-    others = range(1, len(data))
-    return run(call, tuple(data), {}, batch, shared=True, constants=others, sample_ids=rows)
+    weights = [v for v in values if isinstance(v, ExpandedWeight)]
+    expect_alike(call.function, weights, "loss_reduction", "batch_size")
+    batch = Batch(size, axis, weights[0].loss_reduction, weights[0].batch_size)
+    data = (first, *call.data()[1:])
+    return run(call, data, {}, batch, shared=True, constants=range(1, len(data)))
 
 
 def _expect_axes(function: Any, data: Tensor, args: Sequence[Any], kwargs: dict[str, Any]) -> None:

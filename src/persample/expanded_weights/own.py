@@ -62,8 +62,9 @@ class OwnRules(Calls):
         return out
 
     def _expanded(self, parameter: Tensor) -> ExpandedWeight:
-        made = ExpandedWeight(parameter, self.batch.size, self.batch.loss_reduction)
+        made = ExpandedWeight(parameter, self.batch.rows, self.batch.loss_reduction)
         made.set_batch_first(self.batch.dim == 0)
+        made.set_allow_smaller_batches(self.batch.size < self.batch.rows)
         return made
 
     def _expect_samples(self, operator: Operator, values: list[Any]) -> None:

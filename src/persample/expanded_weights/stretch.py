@@ -22,18 +22,19 @@ from ..layout import Mixed
 from ..marks import Derived, version
 from ..tape import Tape
 from .containers import mapped
-from .contract import accumulate
+from .contract import accumulate, filled_up
 from .own import use_own_rules
 from .written import Written
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """How many samples, on which axis, and how the loss joins them."""
+    """How many samples, on which axis, how the loss joins them, and how many rows are wanted."""
 
     size: int
     dim: int
     loss_reduction: str
+    rows: int
 
 
 @dataclass
@@ -96,8 +97,8 @@ class Stretch:
             for name in written.rows:
                 rows = written.finished(name)
                 if self.batch.loss_reduction == "mean":
-                    rows *= self.batch.size
-                accumulate(selected[name], rows)
+                    rows *= self.batch.rows
+                accumulate(selected[name], filled_up(rows, self.batch.rows))
         self.written = {n: getattr(p, "grad_sample", None) for n, p in selected.items()}
 
     def _silently(self, run: Callable[[], None]) -> None:

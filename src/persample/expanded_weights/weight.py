@@ -21,6 +21,17 @@ class Applied(Protocol):
         """``apply(kwarg_names, function, *args, *kwarg_values)``."""
 
 
+# looked up like the size or the dtype by the recorder, but here they would change the original, or
+# leave a tensor that is no expanded weight
+_NO_LOOK = frozenset(
+    (
+        Tensor.requires_grad_,
+        Tensor.retain_grad,
+        Tensor.register_post_accumulate_grad_hook,
+        Tensor.__deepcopy__,
+        Tensor.__reduce_ex__,
+    )
+)
 Registered = TypeVar("Registered", bound=type)
 
 
@@ -88,7 +99,7 @@ class ExpandedWeight(Tensor):
         if rule is not None:
             return rule.apply(tuple(kwargs), func, *args, *kwargs.values())
         operator = find(func)
-        if operator.ignore:
+        if operator.ignore and func not in _NO_LOOK and func.__name__ != "__set__":
             args, kwargs = tree_map_only(ExpandedWeight, lambda e: e.orig_weight, (args, kwargs))
             return func(*args, **kwargs)
         raise UsageError(

@@ -66,7 +66,8 @@ class Rows(Form):
             part = self.narrowed(first, self.n if last is None else last)
         v, d = self.shape
         flat = out.view(part.n * v, d)
-        flat.index_add_(0, part.sample * v + part.index, part.values.to(out.dtype))
+        keys = torch.add(part.index, part.sample, alpha=v)
+        flat.index_add_(0, keys, part.values.to(out.dtype))
         return out
 
     def write(self, out: Tensor) -> Tensor:
@@ -74,7 +75,7 @@ class Rows(Form):
         if out.dtype != self.dtype or not out.is_contiguous() or out.is_inference():
             return super().write(out)  # inference tensors count no versions
         v, d = self.shape
-        target, keys = out.view(self.n * v, d), self.sample * v + self.index
+        target, keys = out.view(self.n * v, d), torch.add(self.index, self.sample, alpha=v)
         before = _WRITTEN.get(out)
         if before is not None and before[1:] == (out._version, out.data_ptr()):
             target.index_fill_(0, before[0], 0)
