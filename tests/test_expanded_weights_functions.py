@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.utils.rnn import pack_sequence
+from torch.utils._pytree import tree_map
 
 from persample.expanded_weights import ExpandedWeight
 
@@ -228,14 +229,26 @@ def test_recurrent_layers(kind: Any, options: dict[str, Any], batch_first: bool)
     check(weights, expected)
 
 
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize("lengths", [(5, 3, 2), (2, 5, 3)])
 @pytest.mark.parametrize(("kind", "options"), RECURRENT)
-def test_packed_recurrent_layers(kind: Any, options: dict[str, Any]) -> None:
+def test_packed_recurrent_layers(
+    kind: Any, options: dict[str, Any], lengths: tuple[int, ...], given: bool
+) -> None:
+    """Rows are in the caller's order, sorted by length or not, with states of the caller's own."""
     torch.manual_seed(0)
     net = kind(5, 4, **options).double()
-    sequences = [torch.randn(t, 5, dtype=torch.float64) for t in (5, 3, 2)]
+    sequences = [torch.randn(t, 5, dtype=torch.float64) for t in lengths]
+    first = tree_map(torch.detach, net(torch.randn(1, N, 5).double())[1]) if given else None
+
+    def one(i: int, _: Any) -> Tensor:
+        state = tree_map(lambda h: h[:, i : i + 1].contiguous(), first) if given else None
+        return net(sequences[i].unsqueeze(1), state)[0].square()
+
     weights = dict(net.named_parameters())
-    expected = alone(lambda i, _: net(sequences[i].unsqueeze(1))[0].square(), weights, "sum")
-    out, _ = functional_call(net, expanded(weights, "sum"), (pack_sequence(sequences),))
+    expected = alone(one, weights, "sum")
+    packed = pack_sequence(sequences, enforce_sorted=False)
+    out, _ = functional_call(net, expanded(weights, "sum"), (packed, first))
     out.data.square().sum().backward()
     check(weights, expected)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -95,10 +96,7 @@ class Function:
 @implements_per_sample_grads(torch.gru)
 @implements_per_sample_grads(torch.lstm)
 class Recurrent:
-    """Recurrent layers: (input, hx, weights, …, batch_first), or (data, batch_sizes, hx, …).
-
-    These functions see packed sequences sorted by length, and rows are in that order.
-    """
+    """Recurrent layers: (input, hx, weights, …, batch_first), or (data, batch_sizes, hx, …)."""
 
     @staticmethod
     def apply(kwarg_names: tuple[str, ...], function: Any, *values: Any) -> Any:
@@ -113,7 +111,7 @@ class Recurrent:
             )
         packed = isinstance(args[1], Tensor) and not args[1].is_floating_point()
         weights = args[3] if packed else args[2]
-        data = PackedSequence(args[0], args[1]) if packed else args[0]
+        data = _as_given(args[0], args[1]) if packed else args[0]
         axis = 0 if packed or args[8] else 1
         size = int(args[1][0]) if packed else args[0].shape[axis]
         for weight in weights:
@@ -125,6 +123,25 @@ class Recurrent:
 
 
 BUILT_IN.update((Function, Recurrent))
+
+
+def _as_given(data: Tensor, batch_sizes: Tensor) -> PackedSequence:
+    """The packed sequence with the caller's order of samples, which the functions do not see.
+
+    torch's layer keeps that order in its own frame while it calls the function.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        if (
+            frame.f_code.co_filename == nn.modules.rnn.__file__
+            and frame.f_code.co_name == "forward"
+        ):
+            found = frame.f_locals
+            if found.get("batch_sizes") is batch_sizes:
+                orders = (found.get("sorted_indices"), found.get("unsorted_indices"))
+                return PackedSequence(data, batch_sizes, *orders)
+        frame = frame.f_back  # type: ignore[assignment]
+    return PackedSequence(data, batch_sizes)
 
 
 def _recorded(call: Call, values: Sequence[Any], first: Any, size: int, axis: int) -> Any:
