@@ -131,12 +131,13 @@ def _grouped(
     images, channels = grad.shape[:2]
     dtype = wide(torch.promote_types(grad.dtype, x.dtype))
     found = _statistics("NativeGroupNormBackward0", x)
-    data = x.to(dtype).reshape(1, images * channels, -1)
+    # of one image, reshape may leave the strides that the kernel does not take
+    data = x.to(dtype).reshape(1, images * channels, -1).contiguous()
     sizes = (1, images * channels, data.shape[2], images * groups)
     if found is None:
         found = torch.native_group_norm(data, None, None, *sizes, eps)[1:]
     mean, rstd = (f.reshape(1, -1) for f in found)
-    seed = grad.to(dtype).reshape(data.shape)
+    seed = grad.to(dtype).reshape(data.shape).contiguous()
     rows = torch.ops.aten.native_group_norm_backward(
         seed, data, mean, rstd, data.new_ones(sizes[1]), *sizes, [False, True, True]
     )[1:]
