@@ -37,7 +37,7 @@ CASES = (
     "tricks",
     "hidden",
 )
-SCRIPTS = ("scripts", "orders", "stale", "choices", "nets")
+SCRIPTS = ("scripts", "orders", "pieces", "stale", "choices", "nets")
 
 
 def part(name: str) -> Any:
