@@ -80,7 +80,7 @@ def checked_backward(
 
     ledger = recorder.tape._ledger
     with torch._C.DisableTorchFunction():
-        recorder.inputs.expect_agreement(losses)
+        recorder.inputs.guess.expect_agreement(losses, recorder.n)
         try:
             scalar, coupled = _prove(recorder, losses)
         except PersampleError:

@@ -115,9 +115,12 @@ def disagreement(
             worst, where = error, name
     if worst <= tolerance(narrowest(losses)):
         return None
+    why = "Σ cᵢ gᵢ for random c is not the gradient of Σ cᵢ lossᵢ"
+    if recorder.custom.exposed:
+        why += " (nor where a hook or a custom backward is not linear, and clamps gradients)"
     return VerificationError(
         f"the tape disagrees with autograd by {worst:.1e} (relative) at {where!r}",
-        why="Σ cᵢ gᵢ for random c is not the gradient of Σ cᵢ lossᵢ",
+        why=why,
         fix='record(..., unproven="loop") is exact; please report this model',
     )
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import persample
 
-from .base import EXACT, REFUSED, Script, spread
-from .rows import Pair, X, both, native, scaled, two
+from .base import EXACT, REFUSED, Script, lin, seeded, spread
+from .rows import Pair, X, both, found, native, scaled, two
 
 LABELS = torch.tensor([1, 3, 1, 0])
 
@@ -97,12 +97,35 @@ def rows_in_turn() -> Pair:
     return tape.grads(), native(model, losses_of())
 
 
+def one_step(**options: int) -> Callable[[], Pair]:
+    """A recurrent layer's input (time, samples, features) of one time step."""
+
+    def run() -> Pair:
+        model = seeded(nn.LSTM(4, 4))
+        losses_of = lambda: model(X[None])[0][0].square().sum(1)
+        return both(model, losses_of, **options)
+
+    return run
+
+
+def tokens_of_one() -> Pair:
+    """One text, a loss for every token: several losses of one sample."""
+    model, text = nn.Sequential(seeded(nn.Embedding(4, 4)), lin()), LABELS[None]
+    losses_of = lambda: F.cross_entropy(model(text)[0], LABELS, reduction="none")
+    return found(model, losses_of), {
+        k: g.sum(0, keepdim=True) for k, g in native(model, losses_of()).items()
+    }
+
+
 PIECES: dict[str, tuple[str, Callable[[], Pair]]] = {
     "rows of a marked batch": (EXACT, of_batch(lambda x: list(x.split(1)), marked=True)),
     "halves of a marked batch": (EXACT, of_batch(lambda x: list(x.chunk(2)), marked=True)),
     "rows of a batch": (REFUSED, of_batch(lambda x: list(x.split(1)), marked=False)),
     "halves of a batch": (REFUSED, of_batch(lambda x: list(x.chunk(2)), marked=False)),
     "vectors of a marked batch": (EXACT, rows_in_turn),
+    "one time step": (REFUSED, one_step()),
+    "one time step, told": (EXACT, one_step(dim=1)),
+    "tokens of one text": (EXACT, tokens_of_one),
 }
 
 
