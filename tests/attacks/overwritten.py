@@ -154,8 +154,28 @@ def answers_overwritten(body: Callable[[Any, Tensor], Tensor], lean: bool) -> Ca
     return run
 
 
+def hooked_before(how: str) -> Callable[[], Pair]:
+    """A leaf with a hook from before the block, which writes to the gradient."""
+
+    def run() -> Pair:
+        leaf, data = rand(4, 4).requires_grad_(), rand(4, 4, seed=2)
+        leaf.register_hook(doubling)
+        body = lambda m, x: (x + m.b).sin() if how != "captured" else (x * m.b + leaf + m.b).sin()
+        model = Net(body, b=rand(4, seed=7))
+        x = data if how == "captured" else leaf
+        with persample.record(model) as tape:
+            if how == "marked":
+                tape.mark(x)
+            tape.backward(spread(model(x)))
+        return tape.grads(), native(model, spread(model(x)))
+
+    return run
+
+
 def scripts() -> Iterator[Script]:
-    """Answers that are written to."""
+    """Answers that are written to, and hooks that nobody saw registered."""
+    for how in ("received", "marked", "captured"):
+        yield Script(f"overwritten: hooked leaf, {how}", hooked_before(how), EXACT)
     for name, body in ASKED.items():
         for lean in (False, True):
             run = answers_overwritten(body, lean)
