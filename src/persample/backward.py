@@ -86,6 +86,7 @@ def checked_backward(
         except PersampleError:
             if not recorder.loop:
                 raise
+            _expect_possible(recorder)
             loop.one_by_one(recorder, losses, retain_graph=retain_graph)
             return
     _expect_possible(recorder)
