@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -75,6 +77,8 @@ BAD: dict[str, tuple[Callable[[persample.Tape], Any], str]] = {
         lambda t: t.grads(out={"weight": torch.zeros(1), "bias": torch.zeros(1)}), "out"),
     "gradient of an unknown name": (lambda t: t.set_grad({"x": torch.zeros(1)}), "'x'"),
     "gradient of another shape": (lambda t: t.set_grad(t.grads()), "sums over samples"),
+    "pickled": (pickle.dumps, "neither copied nor pickled"),
+    "copied": (copy.deepcopy, "neither copied nor pickled"),
 }  # fmt: skip
 
 
@@ -141,3 +145,24 @@ def test_asked_too_early_too_late_or_of_nothing(name: str, lean: bool) -> None:
     tape.close()
     with pytest.raises(persample.UsageError, match="closed"):
         ask(tape)
+
+
+def test_losses_that_cannot_be_and_scales() -> None:
+    model, x = nn.Linear(4, 2), torch.randn(3, 4)
+    with persample.record(model) as tape:
+        losses = model(x).square().sum(1)
+        with pytest.raises(persample.UsageError, match="real"):
+            tape.backward(losses * (1 + 1j))
+        with pytest.raises(persample.UsageError, match="one number"):
+            tape.backward(losses, scale=torch.ones(3))
+        tape.backward(losses, scale=torch.tensor(2.0))
+    assert tape.norms().shape == (3,)
+
+
+def test_inputs_without_samples_are_named() -> None:
+    model, x = nn.Linear(4, 2), torch.randn(3, 4)
+    with (
+        persample.record(model, n=3) as tape,
+        pytest.raises(persample.UsageError, match=r"3 indices on axis 0: input \(4,\)"),
+    ):
+        tape.backward(torch.stack([model(row).sum() for row in x]))

@@ -56,3 +56,26 @@ def test_needs_losses() -> None:
     with pytest.raises(persample.UsageError, match="one loss per sample") as caught:
         persample.verify(nn.Linear(4, 3).double(), lambda m, d: each(m, d).mean(), batch())
     assert "none" in caught.value.fix
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_half_precision_is_no_disagreement(seed: int) -> None:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 64), nn.Linear(64, 10))
+    data = torch.randn(64, 32), torch.randint(0, 10, (64,))
+
+    def cast(model: nn.Module, data: Batch) -> Tensor:
+        with torch.autocast(data[0].device.type, torch.bfloat16):
+            return each(model, data)
+
+    assert persample.verify(model, cast, data)
+    with persample.record(model, verify=True) as tape:
+        tape.backward(cast(model, data))
+    assert persample.verify(model.bfloat16(), each, (data[0].bfloat16(), data[1]))
+
+
+@pytest.mark.parametrize("name", COUPLED)
+def test_half_precision_hides_no_coupling(name: str) -> None:
+    x, labels = batch()
+    torch.manual_seed(0)
+    assert not persample.verify(nn.Linear(4, 3).bfloat16(), COUPLED[name], (x.bfloat16(), labels))

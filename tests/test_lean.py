@@ -117,6 +117,19 @@ def test_what_was_not_named_ahead_costs_a_pass_and_is_the_same() -> None:
     )
 
 
+def test_a_direction_written_to_is_another() -> None:
+    model, batch = double(*MODELS["mlp"](3))
+    direction = {name: torch.randn_like(p) for name, p in model.named_parameters()}
+    with persample.record(model, lean=persample.Ahead(direction=direction)) as tape:
+        tape.backward(loss(model, batch))
+    before = tape.dots(direction)
+    direction["0.weight"].mul_(3)  # a running mean of gradients, for instance
+    with persample.record(model) as kept:
+        kept.backward(loss(model, batch))
+    close(tape.dots(direction), kept.dots(direction))
+    assert not torch.allclose(tape.dots(direction), before)
+
+
 def test_used_inside_and_outside_of_reentrant_checkpointing() -> None:
     torch.manual_seed(0)
     net = Fn(

@@ -314,3 +314,29 @@ def test_looked_up_positions_are_rows_of_their_table() -> None:
         tape.backward(flat_loss(net(ids(9, 4))))
     ways = {use.parameter.split()[0]: use.norms for use in tape.explain().uses}
     assert ways["p.weight"] == "segments"
+
+
+@pytest.mark.parametrize("count", [1, N])
+@pytest.mark.parametrize("name", [name for name in CASES if "dropout" not in name])
+def test_strides(name: str, count: int) -> None:
+    """Axes in another order in memory: a reshape of one sample need not be contiguous."""
+    torch.manual_seed(0)
+    model, batch = CASES[name]()
+    model = model.double()
+    batch = tuple(_restrided(b[:count]) for b in batch)
+    rows = oracle(model, _restrided_loss, batch, n=count)
+    with persample.record(model, n=count) as tape:
+        tape.backward(_restrided_loss(model, batch))
+    assert relative_error(tape.grads(), rows) < 1e-10
+    close(tape.norms(), flat_rows(rows).norm(dim=1))
+
+
+def _restrided_loss(model: nn.Module, batch: Any) -> Tensor:
+    out = model(*batch)
+    return flat_loss(_restrided(out) if isinstance(out, Tensor) else out)
+
+
+def _restrided(tensor: Tensor) -> Tensor:
+    """The same values; the axis after the samples' is the last in memory."""
+    same = tensor.double() if tensor.is_floating_point() else tensor
+    return same if same.dim() < 3 else same.movedim(1, -1).contiguous().movedim(-1, 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -29,6 +29,13 @@ class Asked:
         self._recorder: Recorder | None = recorder
         self._ledger = Ledger(recorder)
         self._warned = False
+
+    def __reduce__(self) -> Any:
+        raise UsageError(
+            "a tape can be neither copied nor pickled",
+            why="it refers to the model and to the graph of one pass",
+            fix="copy or store what was asked of it",
+        )
 
     @property
     def n(self) -> int:

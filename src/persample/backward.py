@@ -35,6 +35,13 @@ def tape_backward(
     with torch._C.DisableTorchFunction():
         if not isinstance(losses, Tensor):
             raise UsageError(f"backward takes a tensor of losses, got {type(losses).__name__}")
+        if losses.is_complex():
+            raise UsageError("losses must be real", fix="pass losses.real, or losses.abs()")
+        if isinstance(scale, Tensor) and scale.numel() != 1:
+            raise UsageError(
+                f"scale must be one number, got a tensor {tuple(scale.shape)}",
+                fix="multiply the losses by weights of their own before backward",
+            )
         factor = 1.0 if scale is None else float(scale)
         if not factor > 0 or factor == float("inf"):
             raise UsageError(f"scale must be a positive finite number, got {scale!r}")
@@ -73,12 +80,13 @@ def checked_backward(
 
     ledger = recorder.tape._ledger
     with torch._C.DisableTorchFunction():
-        recorder.inputs.expect_agreement(losses)
+        recorder.inputs.guess.expect_agreement(losses, recorder.n)
         try:
             scalar, coupled = _prove(recorder, losses)
         except PersampleError:
             if not recorder.loop:
                 raise
+            _expect_possible(recorder)
             loop.one_by_one(recorder, losses, retain_graph=retain_graph)
             return
     _expect_possible(recorder)
@@ -189,6 +197,7 @@ def revisit(
 def _prove(recorder: Recorder, losses: Tensor) -> tuple[bool, Any]:
     state = recorder.look(losses)
     if isinstance(state, Derived):
+        recorder.inputs.expect_samples()
         raise MixedSamplesError(
             "the loss depends on parameters alone",
             why="a regulariser has no per-sample gradient",

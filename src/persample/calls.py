@@ -49,7 +49,7 @@ class Calls:
             if func in ENGINE:
                 return self._engine(func, args, kwargs)
             if operator.name == "grad_fn":
-                return graph_node(func(*args))
+                return graph_node(self._custom, func(*args))
             if func is Tensor.register_hook:
                 self._leaves_its_module(args[0])
                 hook = self._custom.guarded(args[0], *args[1:], **kwargs)
@@ -60,7 +60,7 @@ class Calls:
         wanted = torch.is_grad_enabled()
         if parties.coloured:
             if wanted:
-                self._custom.forget()
+                self._custom.leave()
             else:
                 self._custom.read(parties.coloured)
         if not parties.owned:

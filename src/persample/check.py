@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from .entry import record
 from .errors import PersampleError, UsageError
-from .loop import tolerance
+from .loop import narrowest, tolerance
 from .testing import batch_size, take
 
 LossFn = Callable[[nn.Module, Any], Tensor]
@@ -77,12 +77,10 @@ def verify(model: nn.Module, loss_fn: LossFn, batch: Any, **options: Any) -> Ver
         raise UsageError("verify needs at least two samples", fix="pass a larger batch")
     state = torch.get_rng_state()
     try:
-        rows, expected, c = _run(model, loss_fn, batch, options, state)
+        rows, expected, c, limit = _run(model, loss_fn, batch, options, state)
         moved = _isolation(model, loss_fn, batch, options, state, rows, n)
     finally:
         torch.set_rng_state(state)
-    dtype = next(iter(rows.values())).dtype
-    limit = tolerance(dtype)
     top = max((float(e.abs().max()) for e in expected.values() if e.numel()), default=0.0) or 1.0
     checked = []
     for name, g in rows.items():
@@ -95,7 +93,7 @@ def verify(model: nn.Module, loss_fn: LossFn, batch: Any, **options: Any) -> Ver
 
 def _run(
     model: nn.Module, loss_fn: LossFn, batch: Any, options: dict[str, Any], state: Tensor
-) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
+) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor, float]:
     rows = _rows(model, loss_fn, batch, options, state)
     torch.set_rng_state(state)
     losses = loss_fn(model, batch)
@@ -111,12 +109,13 @@ def _run(
     c = c.to(losses.device)
     named = dict(model.named_parameters())
     wanted = [named[name] for name in rows]
+    limit = tolerance(narrowest(losses))
     found = torch.autograd.grad(losses, wanted, c.to(losses.dtype), allow_unused=True)
     expected = {
         name: torch.zeros_like(p) if f is None else f.to_dense()
         for name, p, f in zip(rows, wanted, found, strict=True)
     }
-    return rows, expected, c
+    return rows, expected, c, limit
 
 
 def _rows(

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from .errors import Place, Reason, UsageError, from_torch, here
 from .layout import PURE, Constant, Layout, State
-from .marks import SELECTED, Mark, same, unseen
+from .marks import SELECTED, Mark, gained_history, same, unseen
 from .tap import Tap
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class CustomFunctions:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.reentrant = False
+        self.exposed = False  # gradients pass through hands that may write to them
         self._nodes: dict[int, Followed] = {}
         self._read: list[tuple[Tensor, Layout]] = []
 
@@ -57,8 +58,18 @@ class CustomFunctions:
             if isinstance(state, Layout) and tensor.requires_grad:
                 self._read.append((tensor, state))
 
-    def forget(self) -> None:
-        """The function, if there was one, has been left and its result has been seen."""
+    def leave(self) -> None:
+        """Something with gradients is called: the function, if there was one, has been left.
+
+        Its result may not have been looked at yet, and its arguments are known now.
+        """
+        if not self._read:
+            return
+        for mark in list(self.recorder.marks.table.values()):
+            if not mark.history:
+                tensor = mark()
+                if tensor is not None and gained_history(mark, tensor):
+                    self.adopt(tensor, mark)
         self._read.clear()
 
     def adopt(self, tensor: Tensor, mark: Mark) -> None:
@@ -71,6 +82,7 @@ class CustomFunctions:
             name = node.name() if node is not None else "nothing"
             mark.state = unseen(f"it got a gradient history from {name}")
             return
+        self.exposed = True
         if getattr(type(node), "_forward_cls", None) is CheckpointFunction:
             self.reentrant = True
             return  # recomputes the forward under the recorder and back-propagates through that
@@ -129,6 +141,7 @@ class CustomFunctions:
 
     def guarded(self, tensor: Tensor, hook: Callable[[Tensor], Tensor | None]) -> Any:
         """A user's tensor hook that must keep samples apart while the recorder listens."""
+        self.exposed = True
         state = self.recorder.look(tensor)
         if not isinstance(state, Layout):
             return hook
@@ -157,6 +170,7 @@ class CustomFunctions:
         return run
 
     def _follow(self, node: Any, tensor: Tensor, state: State) -> None:
+        self.exposed = True
         known = self._nodes.get(id(node))
         if known is None or known.node is not node:
             known = self._nodes[id(node)] = Followed(node)
@@ -198,7 +212,7 @@ class CustomFunctions:
                         continue
                     if grad is not None and not self._apart(grad, followed.arguments.get(k)):
                         self._report(f"the backward of {name}", grad, place)
-            self.forget()  # what its backward read was saved by its forward: let it go
+            self._read.clear()  # what its backward read was saved by its forward: let it go
 
         followed.node.register_prehook(before)
         followed.node.register_hook(after)
@@ -249,8 +263,11 @@ class GraphNode:
         return repr(self._node)
 
 
-def graph_node(node: Any) -> Any:
-    """The node itself for torch's own code, a guarded one for everybody else's."""
-    if node is None or from_torch():
+def graph_node(custom: CustomFunctions, node: Any) -> Any:
+    """The node itself for torch's own code (modules' hooks), a guarded one for everybody else's."""
+    if node is None:
+        return None
+    if from_torch():
+        custom.exposed = True
         return node
     return GraphNode(node)

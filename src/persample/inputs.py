@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from .arguments import argument_names, opened, packed_ids, walk
 from .errors import UsageError, describe, here
+from .guess import Guess
 from .layout import Constant, Layout, closed, explicit
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class Inputs:
         self.keep_alive = [c for c in given if isinstance(c, Tensor)]
         self.patterns: list[Tensor] = []  # the sample of every row, as the user said it
         self.seen: list[Seen] = []
-        self.doubt: int | None = None
+        self.guess = Guess(dim)
         self.storages: set[int] = set()
         self._gate = Gate(self._before)
         self._guessed: dict[int, Tensor] = {}
@@ -81,6 +82,7 @@ class Inputs:
         size = tensor.shape[axis]
         with torch._C.DisableTorchFunction():
             self._expect_unknown(tensor)
+            self._expose(tensor)
             if ids is not None:
                 self._mark_ids(tensor, axis, ids)
                 return
@@ -94,6 +96,11 @@ class Inputs:
                     "give ids= for rows that are not one per sample",
                 )
             self.recorder.marks.put(tensor, closed(axis))
+
+    def _expose(self, tensor: Tensor) -> None:
+        """A hook on an input, registered before the block, may write to gradients."""
+        if tensor.requires_grad and tensor._backward_hooks:
+            self.recorder.custom.exposed = True
 
     def _expect_unknown(self, tensor: Tensor) -> None:
         """What was computed from parameters holds its samples where the recorder saw them go."""
@@ -202,11 +209,15 @@ class Inputs:
             walk(name, opened(value), found)
         fresh = [(path, value) for path, value in found if self._fresh(value)]
         if self.recorder.n is None:
-            self.recorder.n = self._infer(fresh)
+            undeclared = [value for path, value in fresh if not self._declared(path, value)]
+            self.recorder.n = self.guess.infer(undeclared)
+        if fresh and torch.is_grad_enabled():
+            self.guess.called(module)
         for path, value in fresh:
             tensor = value.data if isinstance(value, PackedSequence) else value
             if tensor.layout is torch.strided:
                 self.storages.add(tensor.untyped_storage().data_ptr())
+            self._expose(tensor)
             self._mark(path, value)
 
     def _fresh(self, value: Any) -> bool:
@@ -223,38 +234,16 @@ class Inputs:
             or (parts[-1] in self.names)
         )
 
-    def _infer(self, found: list[tuple[str, Any]]) -> int | None:
-        """The size of the samples' axis of the first input.
-
-        One row may be a batch of one, or something that all samples share: then most inputs decide,
-        and the losses must agree.
-        """
-        sizes = []
-        for path, value in found:
-            if self._declared(path, value):
-                continue
-            if isinstance(value, PackedSequence):
-                return int(value.batch_sizes[0]) if value.batch_sizes.numel() else 0
-            if value.dim() > self.dim:
-                sizes.append(value.shape[self.dim])
-        others = [s for s in sizes if s != 1]
-        if not others or sizes[0] != 1:
-            return sizes[0] if sizes else None
-        self.doubt = others[0]
-        return others[0] if 2 * len(others) > len(sizes) else 1
-
-    def expect_agreement(self, losses: Tensor) -> None:
-        """Where the inputs leave a doubt about n, the losses must settle it."""
-        n = self.recorder.n
-        if self.doubt is None or (losses.dim() > 0 and losses.shape[0] == n):
+    def expect_samples(self) -> None:
+        """Say which inputs were looked at, if none of them was taken as samples."""
+        if not self.seen or any(seen.samples for seen in self.seen):
             return
+        shapes = ", ".join(f"{seen.path} {seen.shape}" for seen in self.seen[:4])
         raise UsageError(
-            f"the number of samples is not clear: 1 or {self.doubt}",
-            where=describe(here()),
-            why=f"the first input has one index on axis {self.dim}, another input has "
-            f"{self.doubt}, and losses of shape {tuple(losses.shape)} do not tell",
-            fix="record(..., n=...), or constants=... with the names of inputs that all samples "
-            "share",
+            "no input of the model was recognised as holding samples",
+            why=f"none has {self.recorder.n} indices on axis {self.dim}: {shapes}",
+            fix="record(..., n=..., dim=...), or tape.mark(x, dim=..., ids=...) for the tensor "
+            "that holds them",
         )
 
     def _mark(self, path: str, value: Any) -> None:

@@ -203,7 +203,8 @@ class Intake:
         if grad.requires_grad:
             grad = grad.detach()
         if self.factor == 1.0:
-            return grad
+            # what goes on to a hook or a custom function may be written to there
+            return grad.clone() if self.recorder.custom.exposed else grad
         return grad.to(torch.promote_types(grad.dtype, torch.float32)) * self.factor
 
     def forms_of(self, use: Use, firing: Firing, n: int) -> tuple[Forms, str]:

@@ -9,7 +9,7 @@ not to the losses: half precision would round them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from .errors import MissedUseError
 from .forms import Dense, Form, total, wide
+from .marks import version
 from .queries import projected
 
 Visitor = Callable[[str, Form], None]
@@ -51,6 +52,7 @@ class Lean:
     sq_norms: dict[str, Tensor] = field(default_factory=dict)
     sq_bounds: dict[str, Tensor] = field(default_factory=dict)
     dots: dict[str, Tensor] = field(default_factory=dict)
+    along: dict[str, tuple[Tensor, int]] = field(default_factory=dict)  # directions, versions
     projections: list[Tensor] = field(default_factory=list)
     squares: dict[str, Tensor] = field(default_factory=dict)
     sums: dict[str, Tensor] = field(default_factory=dict)
@@ -108,7 +110,9 @@ class Lean:
         else:
             self.sq_norms[name], self.sq_bounds[name] = form.measured()
         if self.ahead.direction is not None:
-            self.dots[name] = form.dot(self.ahead.direction[name].detach())
+            direction = self.ahead.direction[name]
+            self.dots[name] = form.dot(direction.detach())
+            self.along[name] = direction, version(direction)
         if self.ahead.projection is not None:
             found = projected(name, form, *self.ahead.projection)
             self.projections[:] = [p + found for p in self.projections] or [found]
@@ -130,6 +134,14 @@ class Lean:
         # a sum, should one follow, rounds in another order than the rows
         self.sq_bounds[name] = (size.sqrt() + 2 * form.rounding()).square_()
         return found
+
+    def knows(self, direction: Mapping[str, Tensor], names: Collection[str]) -> bool:
+        """Whether the first pass took dots with this very direction, not written to since."""
+        return self.ahead.direction is not None and all(
+            direction[name] is tensor and version(tensor) == seen
+            for name, (tensor, seen) in self.along.items()
+            if name in names
+        )
 
     def handed(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
         """Rows that the first pass wrote out, given away."""
@@ -153,6 +165,7 @@ class Lean:
         for kept in (self.waiting, self.sq_norms, self.sq_bounds, self.dots, self.squares):
             kept.clear()
         self.projections.clear()
+        self.along.clear()
         self.sums.clear()
         self.rows.clear()
         self.given.clear()

@@ -65,12 +65,10 @@ class Products(Asked):
             names = choose(params, self.names)
             expect_direction(direction, names, self._open().parameters.selected)
             lean = self._ledger.lean
-            if lean is not None and lean.ahead.direction is not None:
-                known = lean.ahead.direction
-                if all(direction[name] is known[name] for name in names):
-                    self._ledger.ready()
-                    parts = {name: lean.dots[name] for name in names if name in lean.dots}
-                    return added(parts, self.n, self._device())
+            if lean is not None and lean.knows(direction, names):
+                self._ledger.ready()
+                parts = {name: lean.dots[name] for name in names if name in lean.dots}
+                return added(parts, self.n, self._device())
             total = Sum(self.n, device=self._device())
 
             def visit(name: str, form: Form) -> None:

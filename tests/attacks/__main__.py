@@ -36,8 +36,9 @@ CASES = (
     "hooks",
     "tricks",
     "hidden",
+    "overwritten",
 )
-SCRIPTS = ("scripts", "orders", "stale", "choices", "nets")
+SCRIPTS = ("scripts", "orders", "pieces", "stale", "choices", "nets", "overwritten")
 
 
 def part(name: str) -> Any:

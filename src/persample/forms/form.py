@@ -6,7 +6,7 @@ t s positions, a b axes of a matrix, k independent blocks, r rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -42,6 +42,12 @@ def lift(seeds: Sequence[Tensor], dtype: torch.dtype) -> Tensor | None:
     peaks = [torch.where(s.isfinite(), s.abs(), 0).amax().float() for s in seeds if s.numel()]
     peak = torch.stack(peaks).amax().clamp(2.0**-100, 2.0**100)
     return torch.exp2(-torch.floor(torch.log2(peak)))
+
+
+def shared(rows: Tensor, tensors: Iterable[Tensor]) -> bool:
+    """Whether rows lie in the memory of one of the tensors."""
+    memory = rows.untyped_storage().data_ptr()
+    return any(t.untyped_storage().data_ptr() == memory for t in tensors)
 
 
 def inner(x: Tensor, y: Tensor) -> Tensor:
@@ -111,8 +117,8 @@ class Form:
         return self.n * self.size
 
     def owns(self, rows: Tensor) -> bool:
-        """Whether dense rows are the form's own memory."""
-        return False
+        """Whether dense rows are, or lie in, memory that the form is made of."""
+        return shared(rows, self.tensors())
 
     def write(self, out: Tensor) -> Tensor:
         """Dense rows into a given buffer (n, *shape)."""

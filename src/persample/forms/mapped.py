@@ -27,6 +27,10 @@ class Mapped(Form):
         """What the inner form is made of."""
         return self.form.tensors()
 
+    def owns(self, rows: Tensor) -> bool:
+        """Some maps are views: a clone's derivative hands its seed on."""
+        return self.form.owns(rows)
+
     def nbytes(self) -> int:
         """Bytes of the inner form."""
         return self.form.nbytes()

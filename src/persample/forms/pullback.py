@@ -36,6 +36,8 @@ class Pullback(Mapped):
         up = lift([seed], self.derived)
         if up is not None:
             seed = seed * up
+        elif self.form.owns(seed):  # a custom function's backward may write to it
+            seed = seed.clone()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             found = torch.autograd.grad(

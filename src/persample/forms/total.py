@@ -35,6 +35,10 @@ class Total(Form):
         """What the parts are made of."""
         return [t for f in self.forms for t in f.tensors()]
 
+    def owns(self, rows: Tensor) -> bool:
+        """If any part does."""
+        return any(f.owns(rows) for f in self.forms)
+
     def nbytes(self) -> int:
         """Bytes of all parts."""
         return sum(f.nbytes() for f in self.forms)

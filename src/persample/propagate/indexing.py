@@ -236,7 +236,11 @@ def embedding_bag(call: Call) -> Result | list[Result]:
         colours = torch.full((bags,), -1, device=index.device)
         colours[bag] = rows
         if bool((colours[bag] != rows).any()):
-            raise Mixing("a bag holds rows of several samples")
+            raise Mixing(
+                "a bag holds rows of several samples",
+                "indices that are not one per sample, though as many, are named in "
+                "record(..., constants=...)",
+            )
         result = explicit(colours.view(-1, 1), call.n)
     if marks is not None:
         brought = remap(marks, [0], 2)

@@ -69,7 +69,8 @@ def join(call: Call) -> Result:
     tensors = call.arg(0, "tensors")
     if call.name in ("cat", "concat", "concatenate", "stack"):
         dim = call.arg(1, "dim", "axis", default=0)
-        tensors = [t for t in tensors if t.dim() > 0 and t.numel() + t.dim() != 1]
+        if call.name != "stack":  # cat passes over tensors of shape (0,)
+            tensors = [t for t in tensors if t.numel() + t.dim() != 1]
         rank = max((t.dim() for t in tensors), default=1) + (call.name == "stack")
         dim %= rank
         layouts = [v for t in tensors if (v := call.layout(t)) is not None]

@@ -29,6 +29,8 @@ def _unreduced(call: Call, shape: tuple[int, ...]) -> Tensor:
 def _finish(layout: Layout | None, reduction: int, coupled: Reason | None = None) -> Result:
     if layout is None or reduction == _NONE:
         return layout
+    if not layout.axes and layout.ids is not None:  # all of it is one sample's
+        return Layout(0, 1, layout.ids.reshape(()), coupled)
     return Additive(coupled)
 
 

@@ -16,6 +16,7 @@ from .table import Operator
 
 Coloured = list[tuple[Tensor, State]]
 _SCALES = frozenset(("mul", "multiply", "div", "divide", "true_divide"))
+_SUMS = frozenset(("add", "sub", "subtract", "rsub"))
 
 
 def propagate(
@@ -43,6 +44,8 @@ def propagate(
             return _special(operator, call, coloured)
         return _apply(operator, call)
     except Mixing as mixing:
+        if _adds_numbers(operator, call):
+            return _sum_of(coloured)
         return Mixed(reason(operator, call, mixing))
 
 
@@ -106,10 +109,21 @@ def _special(operator: Operator, call: Call, coloured: Coloured) -> Result | lis
     if not operator.linear or any(isinstance(state, Mixed) for _, state in live):
         return Mixed(_first_reason(live, operator, call))
     if all(isinstance(state, Additive) for _, state in live):
-        return Additive(next((_coupling(s) for _, s in live if _coupling(s)), None))
+        return _sum_of(live)
     if all(isinstance(state, Layout) for _, state in live):
         return _coupled(operator, call, live, None)
+    if _adds_numbers(operator, call):
+        return _sum_of(live)
     return Mixed(_first_reason(live, operator, call))
+
+
+def _adds_numbers(operator: Operator, call: Call) -> bool:
+    """``total = total + loss``: numbers of single samples, or sums of such, are added up."""
+    return operator.name in _SUMS and isinstance(call.out, Tensor) and call.out.dim() == 0
+
+
+def _sum_of(live: Coloured) -> Additive:
+    return Additive(next((_coupling(s) for _, s in live if _coupling(s)), None))
 
 
 def _is_size(operator: Operator, call: Call, tensor: Tensor) -> bool:
