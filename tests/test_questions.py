@@ -159,3 +159,26 @@ def test_words_that_occur_again(words: int) -> None:
         total = tape.clipped_sum(float(norms.median()))
         expected = torch.einsum("n,nvd->vd", c, rows["e.weight"])
         close(total["e.weight"].double(), expected, tolerance)
+
+
+@pytest.mark.parametrize("make", [lambda: nn.Linear(64, 64), lambda: nn.Conv1d(64, 64, 1)])
+@pytest.mark.parametrize("lean", [False, True])
+def test_norms_of_positions_that_cancel(make: Any, lean: bool) -> None:
+    """Products of positions would leave nothing but rounding."""
+    torch.manual_seed(0)
+    model = make()
+    x = torch.randn(4, 16, 64)
+    x[1] = x[1, :1] + 1e-4 * torch.randn(16, 64)  # sixteen nearly equal positions
+    x[2, 8:] = x[2, :8]
+    signs = torch.ones(16, 1)
+    signs[8:] = -1
+    axes = (1, 2) if isinstance(model, nn.Linear) else (2, 1)
+    with persample.record(model, lean=lean) as tape:
+        out = model(x.transpose(*axes) if axes == (2, 1) else x)
+        tape.backward(((out.transpose(*axes) if axes == (2, 1) else out) * signs).sum((1, 2)))
+    exact = torch.einsum("nta,tb->nba", x.double(), signs.double().expand(16, 64)).flatten(1)
+    expected = exact.norm(dim=1)
+    found = tape.norms(params="weight").double()
+    assert torch.allclose(found, expected, rtol=1e-3, atol=0)
+    assert expected[1] < 1e-3 * expected[0]
+    assert not float(expected[2])

@@ -105,9 +105,8 @@ class Tape(Products, Moments):
     def norms(self, *, params: Params = None) -> Tensor:
         """‖gᵢ‖ over all parameters: (n,). Never materialised.
 
-        In float32 they are as good as float32 allows where positions do not cancel; where almost
-        all of a gradient cancels, digits are lost. Clipping does not rely on them: it uses
-        certified bounds.
+        Where products of positions cancel so far that digits would be lost, they are taken again in
+        double precision. Clipping does not rely on them: it uses certified bounds.
         """
         with self._asking():
             return self._sq_norms(params).sqrt_()

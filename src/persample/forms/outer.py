@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .cost import Plan, cheapest, scratch, spans
 from .form import Form, real, squared, wide
-from .guard import guarded, rounded
+from .guard import guarded, restored, rounded
 from .pairs import by_pairs, energies, widened, written_out
 from .sketch import Sketch
 
@@ -113,7 +113,14 @@ class Outer(Form):
         """By whichever of three ways is cheapest for these sizes."""
         if self.dtype.is_complex:
             return super().sq_norms()
-        return self._norms_and_energy(energy=False)[0]
+        found, energy = self._norms_and_energy(energy=False)
+        if energy is found:
+            return found
+        return restored(found, energy, self.left.shape[3], self.right.shape[3], self._exactly)
+
+    def _exactly(self, which: Tensor) -> Tensor:
+        """‖gᵢ‖² of a few samples, in double precision."""
+        return written_out(self.left[which].double(), self.right[which].double())
 
     def _norms_and_energy(self, *, energy: bool) -> tuple[Tensor, Tensor]:
         """‖gᵢ‖² and Σₜ ‖lₜ‖²‖rₜ‖², the scale of what rounding can hide."""
@@ -160,11 +167,7 @@ class Outer(Form):
             return *self.measured(), super().rounding()
         found, energy = self._norms_and_energy(energy=True)
         a, b = self.left.shape[3], self.right.shape[3]
-
-        def exactly(which: Tensor) -> Tensor:
-            return written_out(self.left[which].double(), self.right[which].double())
-
-        return found, *guarded(found, energy, a, b, self.t, exactly)
+        return found, *guarded(found, energy, a, b, self.t, self._exactly)
 
     def weighted_sum(self, c: Tensor) -> Tensor:
         """(c ∘ left)ᵀ right, one matrix product over all samples and positions."""

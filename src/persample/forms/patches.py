@@ -9,7 +9,7 @@ from .correlation import patch_products
 from .cost import Plan, scratch, spans
 from .form import Form, real, squared, wide
 from .geometry import Geometry, unfold
-from .guard import guarded
+from .guard import guarded, restored
 from .outer import Outer
 from .sketch import Sketch
 
@@ -182,8 +182,13 @@ class Patches(Form):
         if self.dtype.is_complex or self.n == 0:
             return super().sq_norms()
         if self.plan().way == "gram":
-            return self._by_positions()[0]
+            found, energy = self._by_positions()
+            return restored(found, energy, *self._lengths(), self._exactly)
         return self._by_rows()
+
+    def _lengths(self) -> tuple[int, int]:
+        """Of one position's output gradient and patch."""
+        return self.shape[0], self.size // self.shape[0]
 
     def _by_rows(self) -> Tensor:
         out = self.grad.new_zeros(self.n, dtype=real(self.dtype))
@@ -202,9 +207,8 @@ class Patches(Form):
             return found, found
         if self.plan().way == "gram":
             found, energy = self._by_positions()
-            b = self.size // self.shape[0]
             t = self.grad.shape[2:].numel()
-            return found, guarded(found, energy, self.shape[0], b, t, self._exactly)[0]
+            return found, guarded(found, energy, *self._lengths(), t, self._exactly)[0]
         found, sizes = self.sq_norms(), self._sizes()
         unit = torch.finfo(torch.float32).eps
         slack = unit**2 * 1e4 * sizes

@@ -10,6 +10,7 @@ from torch import Tensor
 from .cost import Plan
 from .dense import Dense
 from .form import Form, wide
+from .guard import restored
 from .outer import Outer, concatenated
 from .part import Part
 from .rows import Rows, concatenated_rows
@@ -115,7 +116,7 @@ class Total(Form):
         pair = self.tied()
         if pair is not None:
             rows, outer = pair
-            return _joined(rows.sq_norms() + outer.sq_norms(), rows.cross(outer))
+            return self._joined(rows.sq_norms() + outer.sq_norms(), rows.cross(outer))
         if self.disjoint():
             return added([f.sq_norms() for f in self.forms])
         return super().sq_norms()
@@ -132,7 +133,7 @@ class Total(Form):
         parts = [f.certified() for f in self.forms]
         pair = self.tied()
         if pair is not None:
-            found = _joined(added([p[0] for p in parts]), pair[0].cross(pair[1]))
+            found = self._joined(added([p[0] for p in parts]), pair[0].cross(pair[1]))
         else:
             found = super().sq_norms()
         sizes = added([p[1].sqrt() for p in parts])
@@ -147,13 +148,22 @@ class Total(Form):
         """That of all parts."""
         return added([f.rounding() for f in self.forms])
 
+    def _joined(self, apart: Tensor, cross: Tensor) -> Tensor:
+        """‖a + b‖² of ‖a‖² + ‖b‖² and ⟨a, b⟩."""
+        found = torch.add(apart, cross, alpha=2).clamp_(min=0)
+        return restored(found, apart, self.shape[0], self.size // self.shape[0], self._exactly)
+
+    def _exactly(self, which: Tensor) -> Tensor:
+        """‖gᵢ‖² of a few samples from their rows."""
+        rows = [self.wide_dense(i, i + 1).double() for i in which.tolist()]
+        return torch.stack([r.square().sum() for r in rows])
+
     def _written(self, loose: Tensor, bound: Tensor) -> Tensor:
         """Where cancellation between parts left little, take the dense rows."""
-        out = bound.clone()
-        for i in loose.nonzero().flatten().tolist():
-            rows = self.wide_dense(i, i + 1).double()
-            out[i] = (rows.square().sum() * (1 + 1e-6)).to(out.dtype)
-        return out
+        which = loose.nonzero().flatten()
+        if which.numel():
+            bound[which] = (self._exactly(which) * (1 + 1e-6)).to(bound.dtype)
+        return bound
 
     def tied(self) -> tuple[Rows, Outer] | None:
         """An embedding and an output head of the same table, if that is all there is."""
@@ -171,11 +181,6 @@ class Total(Form):
             return False
         ranges = sorted(f.span() for f in self.forms if isinstance(f, Part))
         return all(a[1] <= b[0] for a, b in itertools.pairwise(ranges))
-
-
-def _joined(apart: Tensor, cross: Tensor) -> Tensor:
-    """‖a + b‖² of ‖a‖² + ‖b‖² and ⟨a, b⟩."""
-    return apart.add_(cross, alpha=2).clamp_(min=0)
 
 
 def total(forms: list[Form]) -> Form:
