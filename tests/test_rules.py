@@ -306,14 +306,14 @@ def test_every_question(name: str) -> None:
             assert float((mine - theirs).abs().max()) <= 1e-10 * max(top**2, 1e-20)
 
 
-def test_looked_up_positions_are_rows_of_their_table() -> None:
+def test_looked_up_positions_are_a_slice_of_their_table() -> None:
     """Not a second backward pass through the look-up."""
     table, words = nn.Embedding(6, 5), nn.Embedding(9, 5)
     net = Fn(lambda s, i: s.w(i) + s.p(torch.arange(4)).unsqueeze(0).to(i.device), p=table, w=words)
     with persample.record(net) as tape:
         tape.backward(flat_loss(net(ids(9, 4))))
     ways = {use.parameter.split()[0]: use.norms for use in tape.explain().uses}
-    assert ways["p.weight"] == "segments"
+    assert ways["p.weight"] == "stored rows"
 
 
 @pytest.mark.parametrize("count", [1, N])

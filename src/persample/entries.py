@@ -14,7 +14,7 @@ from .forms import Dense, Form, Part, Replay
 from .forms.pullback import Pullback
 from .layout import Layout
 from .marks import version
-from .rules.embedding import as_rows
+from .rules.embedding import of_table
 from .use import Firing, Operand, Use
 
 Selected = Mapping[str, Tensor]
@@ -69,7 +69,7 @@ def attached(entry: Entry, names: set[str], selected: Selected) -> list[tuple[st
     lookup, view = operand.lookup, operand.view
     if lookup is not None and version(lookup.index) == lookup.version:
         if isinstance(form, Dense):
-            return [(lookup.name, as_rows(form, lookup))] if lookup.name in names else []
+            return [(lookup.name, of_table(form, lookup))] if lookup.name in names else []
     if view is not None and tuple(form.shape) == view.size:
         if view.name not in names:
             return []

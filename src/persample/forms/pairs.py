@@ -26,14 +26,18 @@ def by_pairs(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     item = 2 * k * t * t * wide(left.dtype).itemsize
     if item > scratch():
         return _by_blocks(left, right)
-    found = right.new_zeros(n, dtype=real(right.dtype))
-    energy = torch.zeros_like(found)
+    found, energy = [], []
     for first, last in spans(n, item, 4 << 20):  # in cache
         some, other = widened(left, right, first, last)
         both = products(left, some, first, last) * products(right, other, first, last)
-        found[first:last] = both.sum((1, 2, 3))
-        energy[first:last] = both.diagonal(dim1=2, dim2=3).sum((1, 2))
-    return found.clamp_(min=0), energy
+        found.append(both.sum((1, 2, 3)).clamp_(min=0))
+        energy.append(both.diagonal(dim1=2, dim2=3).sum((1, 2)))
+    if len(found) == 1:
+        return found[0], energy[0]
+    if not found:
+        zeros = right.new_zeros(0, dtype=real(right.dtype))
+        return zeros, zeros.clone()
+    return torch.cat(found), torch.cat(energy)
 
 
 def _by_blocks(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:

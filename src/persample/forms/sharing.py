@@ -33,7 +33,7 @@ class Shared:
         tiles = self.kept.setdefault(key, {})
         found = tiles.get((first, last))
         if found is None:
-            found = torch.matmul(part, part.mT)
+            found = _squared(part)
             if self.left[key] > 1 and found.nbytes * factor.shape[0] // (last - first) <= scratch():
                 tiles[first, last] = found
         if last == factor.shape[0]:
@@ -60,8 +60,15 @@ def products(factor: Tensor, part: Tensor, first: int, last: int) -> Tensor:
     """⟨row t, row s⟩ for every sample first … last-1, not to be written to."""
     shared = _CURRENT.get()
     if shared is None:
-        return torch.matmul(part, part.mT)
+        return _squared(part)
     return shared.products(factor, part, first, last)
+
+
+def _squared(part: Tensor) -> Tensor:
+    if part.shape[1] == 1:  # matmul would look for axes to broadcast
+        flat = part.squeeze(1)
+        return torch.bmm(flat, flat.mT).unsqueeze(1)
+    return torch.matmul(part, part.mT)
 
 
 def _key(factor: Tensor) -> Key:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..forms import Dense, Rows
+from ..forms import Dense, Form, Part, Rows
 from ..layout import Layout
 from ..marks import version
 from ..use import Firing, Lookup, Operand, Use
@@ -49,11 +49,15 @@ def looked_up(grad: Tensor, layout: Layout, operand: Operand, n: int) -> OfTable
     )
 
 
-def as_rows(form: Dense, lookup: Lookup) -> Rows:
+def of_table(form: Dense, lookup: Lookup) -> Form:
     """The gradient of ``table[index]``, the same index for every sample, as one of the table."""
-    n, index = form.n, lookup.index.reshape(-1)
+    n, index, width = form.n, lookup.index.reshape(-1), form.shape[-1]
+    if lookup.padding is None or lookup.padding < 0:
+        if index.numel() and bool((index.diff() == 1).all()):  # positions: a slice of the table
+            piece = Dense(form.values.reshape(n, index.numel(), width))
+            return Part(piece, lookup.shape, (width, 1), int(index[0]) * width)
     sample = torch.arange(n, device=form.device).repeat_interleave(index.numel())
-    values = form.values.reshape(n * index.numel(), form.shape[-1])
+    values = form.values.reshape(n * index.numel(), width)
     return _rows(sample, index.repeat(n), values, n, lookup.shape, lookup.padding, ragged=False)
 
 
