@@ -10,6 +10,7 @@ of processor times, on one thread.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import time
@@ -27,32 +28,32 @@ from .language import LanguageModel
 from .models import MODELS
 from .results import environment
 
-BATCHES = 64
+BATCHES = (64, 256)  # what an inspection costs once is shared by more samples in the second
 Data = list[tuple[Tensor, Tensor]]
 LossFn = Callable[[nn.Module, Any], Tensor]
 
 
-def small_cnn() -> tuple[nn.Module, LossFn, Data]:
+def small_cnn(count: int) -> tuple[nn.Module, LossFn, Data]:
     """Four convolutions on 32×32 images, batches of 64."""
     model, x, y, loss = MODELS["cnn"]()
-    data = [(torch.randn_like(x), torch.randint_like(y, 10)) for _ in range(BATCHES)]
+    data = [(torch.randn_like(x), torch.randint_like(y, 10)) for _ in range(count)]
     return model, lambda m, b: loss(m(b[0]), b[1]), data
 
 
-def tiny_transformer() -> tuple[nn.Module, LossFn, Data]:
+def tiny_transformer(count: int) -> tuple[nn.Module, LossFn, Data]:
     """A language model of two blocks of 128, batches of 16 sequences of 64."""
     model = LanguageModel(2000, 128, 2, 4, 64, tied=False)
-    data = [(torch.randint(2000, (16, 64)), torch.randint(2000, (16, 64))) for _ in range(BATCHES)]
+    data = [(torch.randint(2000, (16, 64)), torch.randint(2000, (16, 64))) for _ in range(count)]
     return model, lambda m, b: predict(m(b[0]), b[1]), data
 
 
 CASES = {"small cnn": small_cnn, "tiny transformer": tiny_transformer}
 
 
-def measure(name: str, rounds: int) -> dict[str, Any]:
-    """Ratios, and where the time of the last inspection went."""
+def measure(name: str, count: int, rounds: int) -> dict[str, Any]:
+    """Ratios, and where the time of an inspection went (medians over rounds)."""
     torch.manual_seed(0)
-    model, loss_fn, data = CASES[name]()
+    model, loss_fn, data = CASES[name](count)
     optimizer = torch.optim.Adam(model.parameters(), 1e-4)
 
     def epoch() -> None:
@@ -61,26 +62,27 @@ def measure(name: str, rounds: int) -> dict[str, Any]:
             loss_fn(model, batch).mean().backward()
             optimizer.step()
 
-    def look() -> persample.Report:
-        return persample.inspect(model, loss_fn, data, progress=False)
-
     epoch()
     ratios, seconds = [], []
+    parts: dict[str, list[float]] = {}
     for _ in range(rounds):
         start = time.process_time()
         epoch()
         middle, clock = time.process_time(), time.perf_counter()
-        report = look()
+        report = persample.inspect(model, loss_fn, data, progress=False)
         end, passed = time.process_time(), time.perf_counter() - clock
         seconds.append(middle - start)
         ratios.append((end - middle) / (middle - start))
-    parts = {k: v / passed * ratios[-1] for k, v in report.cost.seconds.items()}
-    rest = ratios[-1] - sum(parts.values())
+        each = {k: v / passed * ratios[-1] for k, v in report.cost.seconds.items()}
+        each["self-check, plain steps, rest"] = ratios[-1] - sum(each.values())
+        for part, value in each.items():
+            parts.setdefault(part, []).append(value)
     return {
+        "batches": count,
         "epoch_s": statistics.median(seconds),
         "ratio": statistics.median(ratios),
         "spread": [min(ratios), max(ratios)],
-        "parts of an epoch": {**parts, "self-check, plain steps, rest": rest},
+        "parts of an epoch": {part: statistics.median(v) for part, v in parts.items()},
     }
 
 
@@ -92,10 +94,11 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     found: dict[str, Any] = {"environment": environment(), "cases": {}}
-    for name in CASES:
-        result = found["cases"][name] = measure(name, given.rounds)
+    for name, count in itertools.product(CASES, BATCHES):
+        result = measure(name, count, given.rounds)
+        found["cases"][f"{name}, {count} batches"] = result
         parts = "  ".join(f"{k} {v:.2f}" for k, v in result["parts of an epoch"].items())
-        print(f"{name:18s} {result['ratio']:.2f} of an epoch | {parts}", flush=True)
+        print(f"{name:18s} {count:4} {result['ratio']:.2f} of an epoch | {parts}", flush=True)
     if given.out is not None:
         given.out.write_text(json.dumps(found, indent=1) + "\n")
 

@@ -188,6 +188,8 @@ class Use:
 
     def option(self, name: str, default: Any) -> Any:
         """A keyword-only argument that is not a tensor."""
+        if self.template.spec is None and name not in self.template.names:
+            return default
         return self.template.call(list(self.leaves))[1].get(name, default)
 
     def narrow(self) -> torch.dtype:

@@ -177,7 +177,13 @@ def addmm(use: Use, firing: Firing, n: int) -> Forms:
     found: Forms = []
     for operand in use.operands:
         if operand.value is base:
-            found.append(Dense(reduced(grad * beta if beta != 1 else grad, layout, operand, n)))
+            seed = grad * beta if beta != 1 else grad
+            plain = layout.ids is None and layout.axis < grad.dim() - 1
+            if plain and base.shape == grad.shape[-1:]:  # a bias of every row
+                rows = by_sample(seed, layout, n, 1)
+                found.append(Dense(rows.sum(1, dtype=wide(seed.dtype))))
+            else:
+                found.append(Dense(reduced(seed, layout, operand, n)))
         else:
             scaled = grad * alpha if alpha != 1 else grad
             found.append(_product(a, b, operand, scaled, layout, n))
