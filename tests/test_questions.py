@@ -182,3 +182,13 @@ def test_norms_of_positions_that_cancel(make: Any, lean: bool) -> None:
     assert torch.allclose(found, expected, rtol=1e-3, atol=0)
     assert expected[1] < 1e-3 * expected[0]
     assert not float(expected[2])
+
+
+@pytest.mark.parametrize("lean", [False, True])
+def test_zeros_without_memory(lean: bool) -> None:
+    """The derivative of a sign is a tensor that cannot be written to; answers can."""
+    net = Fn(lambda s, x: torch.sgn(x * s.w) + torch.sgn(s.l(x)), w=par(5), l=nn.Linear(5, 5))
+    with persample.record(net, lean=lean) as tape:
+        tape.backward(net(torch.randn(3, 5)).sum(1), retain_graph=True)
+    for rows in (*tape.grads().values(), *tape.clipped_sum(1.0).values(), tape.norms()):
+        assert not rows.add_(1).sub_(1).any()

@@ -202,6 +202,8 @@ class Intake:
     def _unscaled(self, grad: Tensor) -> Tensor:
         if grad.requires_grad:
             grad = grad.detach()
+        if grad._is_zerotensor():  # no memory, and not to be written to
+            grad = grad.clone()
         if self.factor == 1.0:
             # what goes on to a hook or a custom function may be written to there
             return grad.clone() if self.recorder.custom.exposed else grad

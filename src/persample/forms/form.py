@@ -45,9 +45,15 @@ def lift(seeds: Sequence[Tensor], dtype: torch.dtype) -> Tensor | None:
 
 
 def shared(rows: Tensor, tensors: Iterable[Tensor]) -> bool:
-    """Whether rows lie in the memory of one of the tensors."""
-    memory = rows.untyped_storage().data_ptr()
-    return any(t.untyped_storage().data_ptr() == memory for t in tensors)
+    """Whether rows lie in the memory of one of the tensors, or are zeros without memory."""
+    memory = _memory(rows)
+    return memory is None or any(_memory(t) == memory for t in tensors)
+
+
+def _memory(tensor: Tensor) -> int | None:
+    if tensor.layout is not torch.strided or tensor._is_zerotensor():
+        return None
+    return tensor.untyped_storage().data_ptr()
 
 
 def inner(x: Tensor, y: Tensor) -> Tensor:
