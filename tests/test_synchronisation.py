@@ -63,6 +63,7 @@ def test_recording_reads_nothing(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["mlp", "convnet", "attention", "transformer_layer"])
 def test_norms_read_nothing(name: str) -> None:
+    """Nothing per parameter: whether products cancelled anywhere is read once, as a list."""
     torch.manual_seed(0)
     model, batch = MODELS[name](3)
     assert reads(model, batch, "norms") == []

@@ -9,7 +9,19 @@ from torch import Tensor
 
 from .entries import expect_unchanged
 from .errors import MixedSamplesError, StaleError, UsageError, describe
-from .forms import Dense, Form, Outer, kept_rows, scratch, sharing, together, total, within
+from .forms import (
+    Dense,
+    Form,
+    Outer,
+    doubts,
+    kept_rows,
+    restored,
+    scratch,
+    sharing,
+    together,
+    total,
+    within,
+)
 from .intake import Intake
 
 Forms = Mapping[str, Form]
@@ -24,21 +36,25 @@ class Ledger(Intake):
             self.ready()
             kept = self.lean.sq_norms
             return {name: kept[name] for name in names if name in kept}
-        forms = self.forms(names)
-        return self._measured(forms if apart else together(forms), bounds=False)
+        forms: Forms = self.forms(names)
+        forms = forms if apart else together(forms)
+        with _sharing(forms):
+            found = {name: form.estimated() for name, form in forms.items()}
+        unsure = [name for name, (norms, scale) in found.items() if scale is not norms]
+        if unsure:
+            for name, doubt in zip(unsure, doubts([found[n] for n in unsure]), strict=True):
+                if doubt:
+                    restored(*found[name], forms[name].exactly)
+        return {name: norms for name, (norms, _) in found.items()}
 
     def sq_bounds(self, names: Iterable[str], forms: Forms | None) -> dict[str, Tensor]:
         """Certified bounds of ‖gᵢ‖² for :meth:`settled` forms."""
         if forms is not None:
-            return self._measured(forms, bounds=True)
+            with _sharing(forms):
+                return {name: form.sq_bounds() for name, form in forms.items()}
         assert self.lean is not None
         kept = self.lean.sq_bounds
         return {name: kept[name] for name in names if name in kept}
-
-    def _measured(self, forms: Forms, *, bounds: bool) -> dict[str, Tensor]:
-        outer = [f for f in forms.values() if isinstance(f, Outer)]
-        with sharing(factor for form in outer for factor in (form.left, form.right)):
-            return {name: f.sq_bounds() if bounds else f.sq_norms() for name, f in forms.items()}
 
     def expect_losses(self, question: str) -> None:
         """Refuse questions that need one loss per sample."""
@@ -122,3 +138,9 @@ class Ledger(Intake):
                     where=describe(entry.use.place),
                     fix="ask the tape before activations, gradients or input buffers are reused",
                 )
+
+
+def _sharing(forms: Forms) -> contextlib.AbstractContextManager[None]:
+    """Keep products of positions that several parameters have in common."""
+    outer = [f for f in forms.values() if isinstance(f, Outer)]
+    return sharing(factor for form in outer for factor in (form.left, form.right))

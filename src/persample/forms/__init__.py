@@ -4,6 +4,7 @@ from .cost import BUDGET, LEAN, Plan, scratch, spans, within
 from .dense import Dense
 from .form import Form, inner, lift, real, wide
 from .geometry import Geometry
+from .guard import doubts, restored
 from .keeping import kept_rows
 from .outer import Outer
 from .part import Part
@@ -33,11 +34,13 @@ __all__ = [
     "Sketch",
     "Together",
     "Total",
+    "doubts",
     "inner",
     "kept_rows",
     "kept_sketch",
     "lift",
     "real",
+    "restored",
     "scratch",
     "shares",
     "sharing",

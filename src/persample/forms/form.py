@@ -158,6 +158,16 @@ class Form:
             out[first:last] = squared(rows)
         return out
 
+    def estimated(self) -> tuple[Tensor, Tensor]:
+        """‖gᵢ‖², and the scale of what rounding can have hidden (the same, where nothing can)."""
+        found = self.sq_norms()
+        return found, found
+
+    def exactly(self, which: Tensor) -> Tensor:
+        """‖gᵢ‖² of a few samples, from their rows in double precision."""
+        rows = [flat_rows(self.wide_dense(i, i + 1)).double() for i in which.tolist()]
+        return torch.cat([r.square().sum(1) for r in rows])
+
     def sq_bounds(self) -> Tensor:
         """Numbers that ‖gᵢ‖² certainly does not exceed, tight up to rounding."""
         return self.sq_norms()

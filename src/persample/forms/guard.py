@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+
+_DOUBT = 400 * torch.finfo(torch.float32).eps
 
 
 def rounded(energy: Tensor, t: int) -> Tensor:
@@ -14,17 +16,28 @@ def rounded(energy: Tensor, t: int) -> Tensor:
     return (t * energy).sqrt_().mul_(8 * torch.finfo(energy.dtype).eps)
 
 
-def restored(
-    found: Tensor, energy: Tensor, a: int, b: int, exactly: Callable[[Tensor], Tensor]
-) -> Tensor:
-    """Norms from products of positions; where these cancel to some thousandths, taken again."""
-    if found.dtype == torch.float64:
-        return found
-    slack = 400 * torch.finfo(found.dtype).eps * (math.sqrt(a) + math.sqrt(b))
-    doubtful = torch.sub(found, energy, alpha=slack) < 0
-    if bool(doubtful.any()):
-        which = doubtful.nonzero().flatten()
-        found[which] = exactly(which).to(found.dtype)
+def scaled(energy: Tensor, a: int, b: int) -> Tensor:
+    """The energy in units of what rounding of products of these lengths can hide of it."""
+    return energy * (math.sqrt(a) + math.sqrt(b))
+
+
+def doubts(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[bool]:
+    """Which squared norms, each with its scale, have samples that cancel to some thousandths.
+
+    All of them are read back at once.
+    """
+    first = pairs[0][0]
+    found = torch.stack([f.to(first) for f, _ in pairs])
+    scale = torch.stack([s.to(first) for _, s in pairs])
+    flags: list[bool] = (torch.sub(found, scale, alpha=_DOUBT) < 0).any(1).tolist()
+    return flags
+
+
+def restored(found: Tensor, scale: Tensor, exactly: Callable[[Tensor], Tensor]) -> Tensor:
+    """Squared norms; where products of positions cancel to some thousandths, taken again."""
+    which = (torch.sub(found, scale, alpha=_DOUBT) < 0).nonzero().flatten()
+    if which.numel():
+        found[which] = exactly(which).to(found)
     return found
 
 

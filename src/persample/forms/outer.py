@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .cost import Plan, cheapest, scratch, spans
 from .form import Form, real, squared, wide
-from .guard import guarded, restored, rounded
+from .guard import guarded, restored, rounded, scaled
 from .pairs import by_pairs, energies, widened, written_out
 from .sketch import Sketch
 
@@ -113,13 +113,20 @@ class Outer(Form):
         """By whichever of three ways is cheapest for these sizes."""
         if self.dtype.is_complex:
             return super().sq_norms()
-        found, energy = self._norms_and_energy(energy=False)
-        if energy is found:
-            return found
-        return restored(found, energy, self.left.shape[3], self.right.shape[3], self._exactly)
+        found, scale = self.estimated()
+        return found if scale is found else restored(found, scale, self.exactly)
 
-    def _exactly(self, which: Tensor) -> Tensor:
-        """‖gᵢ‖² of a few samples, in double precision."""
+    def estimated(self) -> tuple[Tensor, Tensor]:
+        """Products of positions may cancel."""
+        if self.dtype.is_complex:
+            return super().estimated()
+        found, energy = self._norms_and_energy(energy=False)
+        if energy is found or self.dtype == torch.float64:
+            return found, found
+        return found, scaled(energy, self.left.shape[3], self.right.shape[3])
+
+    def exactly(self, which: Tensor) -> Tensor:
+        """From factors in double precision."""
         return written_out(self.left[which].double(), self.right[which].double())
 
     def _norms_and_energy(self, *, energy: bool) -> tuple[Tensor, Tensor]:
@@ -167,7 +174,7 @@ class Outer(Form):
             return *self.measured(), super().rounding()
         found, energy = self._norms_and_energy(energy=True)
         a, b = self.left.shape[3], self.right.shape[3]
-        return found, *guarded(found, energy, a, b, self.t, self._exactly)
+        return found, *guarded(found, energy, a, b, self.t, self.exactly)
 
     def weighted_sum(self, c: Tensor) -> Tensor:
         """(c ∘ left)ᵀ right, one matrix product over all samples and positions."""

@@ -63,6 +63,14 @@ class Part(Mapped):
         """Those of the view: no element is named twice."""
         return self.form.sq_norms()
 
+    def estimated(self) -> tuple[Tensor, Tensor]:
+        """Those of the view."""
+        return self.form.estimated()
+
+    def exactly(self, which: Tensor) -> Tensor:
+        """Those of the view."""
+        return self.form.exactly(which)
+
     def sq_bounds(self) -> Tensor:
         """Those of the view."""
         return self.form.sq_bounds()

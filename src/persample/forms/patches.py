@@ -9,7 +9,7 @@ from .correlation import patch_products
 from .cost import Plan, scratch, spans
 from .form import Form, real, squared, wide
 from .geometry import Geometry, unfold
-from .guard import guarded, restored
+from .guard import guarded, restored, scaled
 from .outer import Outer
 from .sketch import Sketch
 
@@ -181,10 +181,19 @@ class Patches(Form):
         """Position products on small maps, else the rows, a few at a time."""
         if self.dtype.is_complex or self.n == 0:
             return super().sq_norms()
-        if self.plan().way == "gram":
-            found, energy = self._by_positions()
-            return restored(found, energy, *self._lengths(), self._exactly)
-        return self._by_rows()
+        found, scale = self.estimated()
+        return found if scale is found else restored(found, scale, self.exactly)
+
+    def estimated(self) -> tuple[Tensor, Tensor]:
+        """Products of positions may cancel."""
+        if self.dtype.is_complex or self.n == 0:
+            return super().estimated()
+        if self.plan().way != "gram":
+            found = self._by_rows()
+            return found, found
+        found, energy = self._by_positions()
+        wider = self.dtype == torch.float64
+        return found, found if wider else scaled(energy, *self._lengths())
 
     def _lengths(self) -> tuple[int, int]:
         """Of one position's output gradient and patch."""
@@ -208,7 +217,7 @@ class Patches(Form):
         if self.plan().way == "gram":
             found, energy = self._by_positions()
             t = self.grad.shape[2:].numel()
-            return found, guarded(found, energy, *self._lengths(), t, self._exactly)[0]
+            return found, guarded(found, energy, *self._lengths(), t, self.exactly)[0]
         found, sizes = self.sq_norms(), self._sizes()
         unit = torch.finfo(torch.float32).eps
         slack = unit**2 * 1e4 * sizes
@@ -217,7 +226,7 @@ class Patches(Form):
         bound = found + gap
         if bool(loose.any()):  # the sum is rounded too: what it may be off by counts
             which = loose.nonzero().flatten()
-            exact = (self._exactly(which) * (1 + 1e-6)).to(bound.dtype)
+            exact = (self.exactly(which) * (1 + 1e-6)).to(bound.dtype)
             bound[which] = (exact.sqrt() + 8 * unit * sizes[which].sqrt()).square()
         return found, bound
 
@@ -234,7 +243,7 @@ class Patches(Form):
             return super().rounding()
         return 8 * torch.finfo(torch.float32).eps * self._sizes().sqrt()
 
-    def _exactly(self, which: Tensor) -> Tensor:
+    def exactly(self, which: Tensor) -> Tensor:
         """‖gᵢ‖² of a few samples from rows in double precision."""
         m = self.images
         found = []

@@ -10,7 +10,7 @@ from torch import Tensor
 from .cost import Plan
 from .dense import Dense
 from .form import Form, wide
-from .guard import restored
+from .guard import restored, scaled
 from .outer import Outer, concatenated
 from .part import Part
 from .rows import Rows, concatenated_rows
@@ -113,13 +113,24 @@ class Total(Form):
 
     def sq_norms(self) -> Tensor:
         """An embedding tied to an output head has a cheap cross term; others are written out."""
+        if self.tied() is None and not self.disjoint():
+            return super().sq_norms()
+        found, scale = self.estimated()
+        return found if scale is found else restored(found, scale, self.exactly)
+
+    def estimated(self) -> tuple[Tensor, Tensor]:
+        """What can cancel within parts, and between tied ones."""
         pair = self.tied()
         if pair is not None:
-            rows, outer = pair
-            return self._joined(rows.sq_norms() + outer.sq_norms(), rows.cross(outer))
+            rows, (found, scale) = pair[0].sq_norms(), pair[1].estimated()
+            joined, between = self._joined(rows + found, pair[0].cross(pair[1]))
+            return joined, joined if between is joined else between.add_(scale)
         if self.disjoint():
-            return added([f.sq_norms() for f in self.forms])
-        return super().sq_norms()
+            parts = [f.estimated() for f in self.forms]
+            found = added([p[0] for p in parts])
+            alike = all(scale is part for part, scale in parts)
+            return found, found if alike else added([p[1] for p in parts])
+        return super().estimated()
 
     def sq_bounds(self) -> Tensor:
         """Disjoint parts have bounds of their own; else the triangle inequality guards rounding."""
@@ -133,7 +144,8 @@ class Total(Form):
         parts = [f.certified() for f in self.forms]
         pair = self.tied()
         if pair is not None:
-            found = self._joined(added([p[0] for p in parts]), pair[0].cross(pair[1]))
+            joined, scale = self._joined(added([p[0] for p in parts]), pair[0].cross(pair[1]))
+            found = joined if scale is joined else restored(joined, scale, self.exactly)
         else:
             found = super().sq_norms()
         sizes = added([p[1].sqrt() for p in parts])
@@ -148,21 +160,18 @@ class Total(Form):
         """That of all parts."""
         return added([f.rounding() for f in self.forms])
 
-    def _joined(self, apart: Tensor, cross: Tensor) -> Tensor:
-        """‖a + b‖² of ‖a‖² + ‖b‖² and ⟨a, b⟩."""
+    def _joined(self, apart: Tensor, cross: Tensor) -> tuple[Tensor, Tensor]:
+        """‖a + b‖² of ‖a‖² + ‖b‖² and ⟨a, b⟩, and the scale of its rounding."""
         found = torch.add(apart, cross, alpha=2).clamp_(min=0)
-        return restored(found, apart, self.shape[0], self.size // self.shape[0], self._exactly)
-
-    def _exactly(self, which: Tensor) -> Tensor:
-        """‖gᵢ‖² of a few samples from their rows."""
-        rows = [self.wide_dense(i, i + 1).double() for i in which.tolist()]
-        return torch.stack([r.square().sum() for r in rows])
+        if found.dtype == torch.float64:
+            return found, found
+        return found, scaled(apart, self.shape[0], self.size // self.shape[0])
 
     def _written(self, loose: Tensor, bound: Tensor) -> Tensor:
         """Where cancellation between parts left little, take the dense rows."""
         which = loose.nonzero().flatten()
         if which.numel():
-            bound[which] = (self._exactly(which) * (1 + 1e-6)).to(bound.dtype)
+            bound[which] = (self.exactly(which) * (1 + 1e-6)).to(bound.dtype)
         return bound
 
     def tied(self) -> tuple[Rows, Outer] | None:
