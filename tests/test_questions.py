@@ -192,3 +192,18 @@ def test_zeros_without_memory(lean: bool) -> None:
         tape.backward(net(torch.randn(3, 5)).sum(1), retain_graph=True)
     for rows in (*tape.grads().values(), *tape.clipped_sum(1.0).values(), tape.norms()):
         assert not rows.add_(1).sub_(1).any()
+
+
+@pytest.mark.parametrize("large", [0, 1 << 25])
+def test_rows_of_one_position(large: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Written by a matrix product where they are many, else by a broadcast product."""
+    monkeypatch.setattr("persample.forms.outer._LARGE", large)
+    net = nn.Linear(5, 4).double()
+    x = torch.randn(3, 5).double()
+    with persample.record(net) as tape:
+        tape.backward(net(x).square().sum(1))
+    expected = torch.einsum("na,nb->nab", 2 * net(x).detach(), x)
+    close(tape.grads()["weight"], expected)
+    close(
+        tape.grads(out={k: torch.ones_like(g) for k, g in tape.grads().items()})["weight"], expected
+    )

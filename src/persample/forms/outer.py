@@ -13,6 +13,8 @@ from .guard import guarded, restored, rounded, scaled
 from .pairs import by_pairs, energies, widened, written_out
 from .sketch import Sketch
 
+_LARGE = 1 << 25  # elements from which a matrix product writes faster than a broadcast product
+
 
 class Outer(Form):
     """gᵢ[k] = Σₜ left[i, k, t] ⊗ right[i, k, t], a matrix (a, b) for each of k blocks.
@@ -80,7 +82,7 @@ class Outer(Form):
         if first or last is not None:
             left, right = left[first:last], right[first:last]
         n, k, t, _ = left.shape
-        if t == 1:  # bandwidth bound: a broadcast product beats bmm
+        if t == 1 and n * self.size <= _LARGE:
             rows = left.transpose(2, 3) * right
         elif k == 1:
             rows = torch.bmm(left.squeeze(1).transpose(1, 2), right.squeeze(1))
@@ -100,8 +102,10 @@ class Outer(Form):
             return super().write(out)
         k, a, b = self.left.shape[1], self.left.shape[3], self.right.shape[3]
         target = out.view(self.n, k, a, b)
-        if self.t == 1:
+        if self.t == 1 and self.n * self.size <= _LARGE:
             torch.mul(self.left.transpose(2, 3), self.right, out=target)
+        elif k == 1:
+            torch.bmm(self.left.squeeze(1).mT, self.right.squeeze(1), out=target.squeeze(1))
         else:
             torch.matmul(self.left.transpose(2, 3), self.right, out=target)
         return out
