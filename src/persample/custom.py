@@ -139,6 +139,11 @@ class CustomFunctions:
             self.recorder.marks.put(tensor, state)
         return state
 
+    def expose(self, tensor: Tensor) -> None:
+        """A hook that was registered before the block may write to gradients."""
+        if tensor.requires_grad and tensor._backward_hooks:
+            self.exposed = True
+
     def guarded(self, tensor: Tensor, hook: Callable[[Tensor], Tensor | None]) -> Any:
         """A user's tensor hook that must keep samples apart while the recorder listens."""
         self.exposed = True

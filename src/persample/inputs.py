@@ -82,7 +82,7 @@ class Inputs:
         size = tensor.shape[axis]
         with torch._C.DisableTorchFunction():
             self._expect_unknown(tensor)
-            self._expose(tensor)
+            self.recorder.custom.expose(tensor)
             if ids is not None:
                 self._mark_ids(tensor, axis, ids)
                 return
@@ -96,11 +96,6 @@ class Inputs:
                     "give ids= for rows that are not one per sample",
                 )
             self.recorder.marks.put(tensor, closed(axis))
-
-    def _expose(self, tensor: Tensor) -> None:
-        """A hook on an input, registered before the block, may write to gradients."""
-        if tensor.requires_grad and tensor._backward_hooks:
-            self.recorder.custom.exposed = True
 
     def _expect_unknown(self, tensor: Tensor) -> None:
         """What was computed from parameters holds its samples where the recorder saw them go."""
@@ -217,7 +212,7 @@ class Inputs:
             tensor = value.data if isinstance(value, PackedSequence) else value
             if tensor.layout is torch.strided:
                 self.storages.add(tensor.untyped_storage().data_ptr())
-            self._expose(tensor)
+            self.recorder.custom.expose(tensor)
             self._mark(path, value)
 
     def _fresh(self, value: Any) -> bool:

@@ -123,8 +123,7 @@ class Lean:
 
     def _written(self, name: str, form: Form) -> Form:
         """Keep the rows; unless sums follow, they answer everything else, too, where cheaper."""
-        rows = form.dense().contiguous()
-        rows = self.rows[name] = rows.clone() if form.owns(rows) else rows
+        rows = self.rows[name] = form.fresh()
         found = Dense(rows)
         narrow = rows.dtype != wide(rows.dtype)
         if self.ahead.again or narrow or form.plan().cost < found.plan().cost:

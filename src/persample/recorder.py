@@ -196,8 +196,7 @@ class Recorder:
         if slot is not None:
             return SELECTED if slot.name is not None else EXCLUDED
         if tensor.is_leaf:
-            if tensor._backward_hooks:
-                self.custom.exposed = True
+            self.custom.expose(tensor)
             self.marks.put(tensor, CONSTANT)
             return CONSTANT
         known = self.custom.unpacked(tensor) or self.custom.passed_through(tensor)

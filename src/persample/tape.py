@@ -105,8 +105,8 @@ class Tape(Products, Moments):
     def norms(self, *, params: Params = None) -> Tensor:
         """‖gᵢ‖ over all parameters: (n,). Never materialised.
 
-        Where products of positions cancel so far that digits would be lost, they are taken again in
-        double precision. Clipping does not rely on them: it uses certified bounds.
+        Where products of positions cancel so far that digits would be lost, they are taken again
+        from rows. Clipping does not rely on them: it uses certified bounds.
         """
         with self._asking():
             return self._sq_norms(params).sqrt_()
@@ -275,5 +275,4 @@ def _written(
         return torch.zeros(shape, dtype=parameter.dtype, device=parameter.device)
     if buffer is not None:
         return form.write(buffer)
-    rows = form.dense().to(parameter.dtype).contiguous()
-    return rows.clone() if form.owns(rows) else rows
+    return form.fresh().to(parameter.dtype)

@@ -20,10 +20,9 @@ class Written:
         """Add a use's rows."""
         known = self.rows.get(name)
         if known is None:
-            rows = form.dense().contiguous()
-            self.rows[name] = rows.clone() if form.owns(rows) else rows
+            self.rows[name] = form.fresh()
         elif known.dtype == wide(form.dtype):
-            known += form.wide_dense()
+            form.add_to(known)
         else:
             self.rows[name] = known.to(wide(form.dtype)) + form.wide_dense()
 

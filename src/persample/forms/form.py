@@ -126,6 +126,11 @@ class Form:
         """Whether dense rows are, or lie in, memory that the form is made of."""
         return shared(rows, self.tensors())
 
+    def fresh(self) -> Tensor:
+        """Dense rows in memory that nobody else has."""
+        rows = self.dense().contiguous()
+        return rows.clone() if self.owns(rows) else rows
+
     def write(self, out: Tensor) -> Tensor:
         """Dense rows into a given buffer (n, *shape)."""
         for first, last, rows in self.rows():
@@ -164,7 +169,7 @@ class Form:
         return found, found
 
     def exactly(self, which: Tensor) -> Tensor:
-        """‖gᵢ‖² of a few samples, from their rows in double precision."""
+        """‖gᵢ‖² of a few samples: from their rows, which cancel before they are squared."""
         rows = [flat_rows(self.wide_dense(i, i + 1)).double() for i in which.tolist()]
         return torch.cat([r.square().sum(1) for r in rows])
 

@@ -7,13 +7,11 @@ import math
 import torch
 from torch import Tensor
 
-from .cost import Plan, cheapest, scratch, spans
+from .cost import BROADCAST, Plan, cheapest, scratch, spans
 from .form import Form, real, squared, wide
 from .guard import guarded, restored, rounded, scaled
 from .pairs import by_pairs, energies, widened, written_out
 from .sketch import Sketch
-
-_LARGE = 1 << 25  # elements from which a matrix product writes faster than a broadcast product
 
 
 class Outer(Form):
@@ -82,7 +80,7 @@ class Outer(Form):
         if first or last is not None:
             left, right = left[first:last], right[first:last]
         n, k, t, _ = left.shape
-        if t == 1 and n * self.size <= _LARGE:
+        if t == 1 and n * self.size <= BROADCAST:
             rows = left.transpose(2, 3) * right
         elif k == 1:
             rows = torch.bmm(left.squeeze(1).transpose(1, 2), right.squeeze(1))
@@ -102,7 +100,7 @@ class Outer(Form):
             return super().write(out)
         k, a, b = self.left.shape[1], self.left.shape[3], self.right.shape[3]
         target = out.view(self.n, k, a, b)
-        if self.t == 1 and self.n * self.size <= _LARGE:
+        if self.t == 1 and self.n * self.size <= BROADCAST:
             torch.mul(self.left.transpose(2, 3), self.right, out=target)
         elif k == 1:
             torch.bmm(self.left.squeeze(1).mT, self.right.squeeze(1), out=target.squeeze(1))

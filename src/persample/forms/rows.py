@@ -8,14 +8,13 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from .cost import Plan, scratch, spans
+from .cost import PICKED, Plan, scratch, spans
 from .form import Form, real, wide
 from .outer import Outer
 from .sketch import Sketch
 
 # The rows that were written to a user's buffer, and the buffer's version and memory then.
 _WRITTEN: MutableMapping[Tensor, tuple[Tensor, int, int]] = WeakTensorKeyDictionary()
-_LARGE = 1 << 17  # values whose sum takes longer than picking some of them
 
 
 class Rows(Form):
@@ -66,16 +65,19 @@ class Rows(Form):
             part = self.narrowed(first, self.n if last is None else last)
         v, d = self.shape
         flat = out.view(part.n * v, d)
-        keys = torch.add(part.index, part.sample, alpha=v)
-        flat.index_add_(0, keys, part.values.to(out.dtype))
+        flat.index_add_(0, part._keys(), part.values.to(out.dtype))
         return out
+
+    def _keys(self) -> Tensor:
+        """One number for every (sample, index)."""
+        return torch.add(self.index, self.sample, alpha=self.shape[0])
 
     def write(self, out: Tensor) -> Tensor:
         """Cleared, then added into; a buffer of ours is cleared only where we wrote."""
         if out.dtype != self.dtype or not out.is_contiguous() or out.is_inference():
             return super().write(out)  # inference tensors count no versions
         v, d = self.shape
-        target, keys = out.view(self.n * v, d), torch.add(self.index, self.sample, alpha=v)
+        target, keys = out.view(self.n * v, d), self._keys()
         before = _WRITTEN.get(out)
         if before is not None and before[1:] == (out._version, out.data_ptr()):
             target.index_fill_(0, before[0], 0)
@@ -97,9 +99,7 @@ class Rows(Form):
     def _sizes(self) -> tuple[Tensor, Tensor]:
         """‖Σ‖² and (Σ‖·‖)² of rows with equal (sample, index), added up for every sample."""
         v, values = self.shape[0], self.values.to(wide(self.dtype))
-        keys, where, counts = torch.unique(
-            self.sample * v + self.index, return_inverse=True, return_counts=True
-        )
+        keys, where, counts = torch.unique(self._keys(), return_inverse=True, return_counts=True)
         lengths: Tensor = torch.linalg.vector_norm(values, dim=1)
         out = lengths.new_zeros(self.n)
         if self._few(self.index.numel() - keys.numel()):  # only these have to be added
@@ -117,7 +117,7 @@ class Rows(Form):
 
     def _few(self, again: int) -> bool:
         """Whether indices that occur again are worth being picked out."""
-        return 16 * again < self.index.numel() and self.values.numel() > _LARGE
+        return 16 * again < self.index.numel() and self.values.numel() > PICKED
 
     def sq_norms(self) -> Tensor:
         """Segment sums: linear in the number of rows."""

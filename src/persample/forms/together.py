@@ -11,11 +11,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from .cost import scratch
+from .cost import JOINED, scratch
 from .dense import Dense
 from .form import Form, wide
-
-_SMALL = 16384  # elements whose copy takes less time than the calls that it saves
 
 
 class Together(Dense):
@@ -65,4 +63,4 @@ def together(forms: Mapping[str, Form]) -> dict[str, Form]:
 
 def _fits(form: Dense) -> bool:
     dtype = form.dtype
-    return form.values.numel() <= _SMALL and dtype == wide(dtype) and not dtype.is_complex
+    return form.values.numel() <= JOINED and dtype == wide(dtype) and not dtype.is_complex

@@ -130,6 +130,11 @@ def _product(a: Tensor, b: Tensor, operand: Operand, grad: Tensor, layout: Layou
     return form
 
 
+def _shift(rows: Tensor) -> Dense:
+    """The gradient of what was added to every position: (n, t, o) to (n, o)."""
+    return Dense(rows.sum(1, dtype=wide(rows.dtype)) if rows.shape[1] != 1 else rows[:, 0])
+
+
 @rule("linear")
 def linear(use: Use, firing: Firing, n: int) -> Forms:
     """X (…, i), weight (o, i), bias (o)."""
@@ -143,9 +148,7 @@ def linear(use: Use, firing: Firing, n: int) -> Forms:
         if operand.value is x:
             raise Unsuited
         if operand.value is bias:
-            found.append(
-                Dense(left.sum(1, dtype=wide(grad.dtype)) if left.shape[1] != 1 else left[:, 0])
-            )
+            found.append(_shift(left))
         else:
             right = by_sample(x.conj() if x.is_complex() else x, layout, n, 1)
             found.append(Outer(left.unsqueeze(1), right.unsqueeze(1), weight.shape))
@@ -180,8 +183,7 @@ def addmm(use: Use, firing: Firing, n: int) -> Forms:
             seed = grad * beta if beta != 1 else grad
             plain = layout.ids is None and layout.axis < grad.dim() - 1
             if plain and base.shape == grad.shape[-1:]:  # a bias of every row
-                rows = by_sample(seed, layout, n, 1)
-                found.append(Dense(rows.sum(1, dtype=wide(seed.dtype))))
+                found.append(_shift(by_sample(seed, layout, n, 1)))
             else:
                 found.append(Dense(reduced(seed, layout, operand, n)))
         else:
