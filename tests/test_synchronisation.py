@@ -69,6 +69,19 @@ def test_norms_read_nothing(name: str) -> None:
     assert reads(model, batch, "norms") == []
 
 
+def test_norms_ask_once_whether_anything_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    real = persample.ledger.doubts
+    monkeypatch.setattr(
+        "persample.ledger.doubts", lambda pairs: (asked.append(len(pairs)), real(pairs))[1]
+    )
+    model = nn.Sequential(*[nn.Linear(40, 40, bias=False) for _ in range(3)])
+    with persample.record(model) as tape:
+        tape.backward(flat_loss(model(torch.randn(4, 5, 40))))
+    tape.norms()
+    assert asked == [3]
+
+
 def test_checkpointing_reads_nothing_per_layer() -> None:
     def deep(s: Any, x: Tensor) -> Tensor:
         for layer in s.layers:

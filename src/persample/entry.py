@@ -54,25 +54,14 @@ def record(
     ``budget``: bytes of scratch memory that a question may take beyond its result (64 MiB; 2 MiB if
     lean); larger work is cut into tiles. One row of one parameter is the least.
     """
-    if not isinstance(model, nn.Module):
-        raise UsageError(f"record takes an nn.Module, got {type(model).__name__}")
-    if unproven not in ("refuse", "loop"):
-        raise UsageError(f"unproven must be 'refuse' or 'loop', got {unproven!r}")
-    if n is not None and (isinstance(n, bool) or not isinstance(n, int) or n < 0):
-        raise UsageError(f"n must be a non-negative integer, got {n!r}")
-    if lean and (verify or unproven == "loop"):
-        raise UsageError("lean=True goes with neither verify=True nor unproven='loop'")
-    if lean and positions:
-        raise UsageError("lean=True keeps nothing, so positions cannot be asked of it")
-    if isinstance(lean, Ahead) and lean.projection is not None:
-        expect_projection(*lean.projection)
-    if not isinstance(lean, (bool, Ahead)):
-        raise UsageError(f"lean must be a bool or persample.Ahead(...), got {lean!r}")
+    _expect_sensible(model, n, sample_ids, unproven)
+    _expect_lean(lean, positions=positions, native=verify or unproven == "loop")
     budget = (LEAN if lean else BUDGET) if budget is None else budget
     if isinstance(budget, bool) or not isinstance(budget, int) or budget < 1:
-        raise UsageError(f"budget must be a positive number of bytes, got {budget!r}")
-    if sample_ids is not None and n is None:
-        raise UsageError("sample_ids needs n, the number of samples", fix="record(model, n=...)")
+        raise UsageError(
+            f"budget must be a positive number of bytes, got {budget!r}",
+            fix="leave it out, or name bytes: budget=64 << 20",
+        )
     recorder = Recorder(
         model,
         n=n,
@@ -91,3 +80,40 @@ def record(
         selected = recorder.parameters.selected
         expect_direction(lean.direction, selected, selected)
     return recorder
+
+
+def _expect_sensible(model: object, n: object, sample_ids: object, unproven: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise UsageError(
+            f"record takes an nn.Module, got {type(model).__name__}",
+            fix="put the function and its parameters into a module",
+        )
+    if unproven not in ("refuse", "loop"):
+        raise UsageError(
+            f"unproven must be 'refuse' or 'loop', got {unproven!r}", fix="leave it out"
+        )
+    if n is not None and (isinstance(n, bool) or not isinstance(n, int) or n < 0):
+        raise UsageError(
+            f"n must be a non-negative integer, got {n!r}", fix="n=len(x), or leave it out"
+        )
+    if sample_ids is not None and n is None:
+        raise UsageError("sample_ids needs n, the number of samples", fix="record(model, n=...)")
+
+
+def _expect_lean(lean: object, *, positions: bool, native: bool) -> None:
+    if not isinstance(lean, (bool, Ahead)):
+        raise UsageError(
+            f"lean must be a bool or persample.Ahead(...), got {lean!r}", fix="lean=True"
+        )
+    if lean and native:
+        raise UsageError(
+            "lean=True goes with neither verify=True nor unproven='loop'",
+            fix="leave one of them out: these keep the whole graph",
+        )
+    if lean and positions:
+        raise UsageError(
+            "lean=True keeps nothing, so positions cannot be asked of it",
+            fix="record(model, positions=True) without lean",
+        )
+    if isinstance(lean, Ahead) and lean.projection is not None:
+        expect_projection(*lean.projection)

@@ -51,44 +51,16 @@ class Sorting:
         self, operator: Operator, values: Sequence[Any], parties: Parties, key: list[Any]
     ) -> bool:
         """Whether every tensor is a constant, a parameter, or has a plain closed layout."""
-        table, slots = self._table, self._slots
         plain = operator.by_shape and self._marks.n != 1
         for value in values:
             kind = value.__class__
             if kind is int or kind is str:
                 key.append(value)
             elif isinstance(value, Tensor):
-                if value.is_nested:  # has no shape
-                    plain = False
+                plain = plain and not value.is_nested  # has no shape
                 key.append(value.shape if plain else None)
-                if operator.shape_only and len(key) > 3:
-                    continue
-                mark = table.get(id(value))
-                state: State | Derived | None
-                if mark is not None and mark.unchanged(value):
-                    state = mark.state
-                elif mark is None and id(value) in slots:
-                    parties.owned.append(value)
-                    continue
-                else:
-                    state = self.recorder.look(value)
-                if state is None:
-                    if value.dim() == 0:
-                        plain = plain and value.is_floating_point()
-                    elif value.layout is not torch.strided:  # where it has entries decides
-                        plain = False
-                    continue
-                if state.__class__ is Layout:
-                    plain = plain and state.ids is None and state.coupled is None
-                    key.append(state)
-                    parties.coloured.append((value, state))
-                    parties.data = True
-                elif isinstance(state, Derived):
-                    parties.owned.append(value)
-                else:
-                    plain = False
-                    parties.coloured.append((value, state))
-                    parties.data = parties.data or not isinstance(state, Constant)
+                if not operator.shape_only or len(key) <= 3:
+                    plain = self._tensor(value, parties, key) and plain
             elif kind is list or kind is tuple or isinstance(value, (list, tuple)):
                 key.append((kind, len(value)))
                 plain = self._sort(operator, value, parties, key) and plain
@@ -100,3 +72,30 @@ class Sorting:
             else:
                 key.append(repr(value) if kind is bool else value)
         return plain
+
+    def _tensor(self, value: Tensor, parties: Parties, key: list[Any]) -> bool:
+        """Sort one tensor; whether it is a constant, a parameter, or has a plain closed layout."""
+        mark = self._table.get(id(value))
+        state: State | Derived | None
+        if mark is not None and mark.unchanged(value):
+            state = mark.state
+        elif mark is None and id(value) in self._slots:
+            parties.owned.append(value)
+            return True
+        else:
+            state = self.recorder.look(value)
+        if state is None:
+            if value.dim() == 0:
+                return value.is_floating_point()
+            return value.layout is torch.strided  # else, where it has entries decides
+        if state.__class__ is Layout:
+            key.append(state)
+            parties.coloured.append((value, state))
+            parties.data = True
+            return state.ids is None and state.coupled is None
+        if isinstance(state, Derived):
+            parties.owned.append(value)
+            return True
+        parties.coloured.append((value, state))
+        parties.data = parties.data or not isinstance(state, Constant)
+        return False

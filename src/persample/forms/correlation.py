@@ -1,4 +1,4 @@
-"""Inner products of all pairs of patches of an image, without writing the patches out.
+"""Norms of convolutions' gradients from products of positions: of output gradients, of patches.
 
 ⟨patch p, patch q⟩ = Σ over taps τ of ⟨x[p + τ], x[q + τ]⟩: the products of all pairs of pixels are
 one small matrix product; taps are then added up along each spatial axis in turn.
@@ -11,6 +11,10 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+from .cost import spans
+from .form import real, wide
+from .geometry import Geometry, unfold
 
 
 def patch_products(
@@ -73,3 +77,48 @@ def _summed(
     for _, part, place in parts:
         total[place] += part
     return total
+
+
+def unfold_first(x: Tensor, grad: Tensor, shape: torch.Size) -> bool:
+    """Whether products of patches are cheaper than products of all pixels (large strides)."""
+    p, s = grad.shape[2:].numel(), x.shape[2:].numel()
+    return x.dim() <= 4 and s * s > p * (p + 24) * shape[2:].numel()
+
+
+def positions_pay(x: Tensor, grad: Tensor, shape: torch.Size, geometry: Geometry) -> bool:
+    """Products of positions against the rows themselves, in multiplications."""
+    if geometry.transposed:
+        return False
+    p, s = grad.shape[2:].numel(), x.shape[2:].numel()
+    o, c, taps = shape[0], x.shape[1], shape[2:].numel()
+    if unfold_first(x, grad, shape):
+        products = p * c * taps * (p + 24)  # writing a patch out is slow
+    else:
+        products = s * s * c + 16 * p * p * geometry.groups * sum(shape[2:])
+    return p * p * o + products < p * o * (c // geometry.groups) * taps
+
+
+def by_positions(
+    x: Tensor, grad: Tensor, shape: torch.Size, geometry: Geometry
+) -> tuple[Tensor, Tensor]:
+    """‖gᵢ‖² = Σ over pairs of positions, and its diagonal, the energy."""
+    dtype, groups, n = wide(grad.dtype), geometry.groups, grad.shape[0]
+    out = grad.new_zeros(n, dtype=real(grad.dtype))
+    energy = torch.zeros_like(out)
+    pixels = 0 if unfold_first(x, grad, shape) else x.shape[2:].numel()
+    item = 4 * groups * (pixels + grad.shape[2:].numel()) ** 2
+    for first, last in spans(n, item, 4 << 20):
+        some = grad[first:last].to(dtype).unflatten(1, (groups, -1)).flatten(3)
+        products = torch.matmul(some.mT, some)
+        products *= _of_patches(x[first:last].to(dtype), grad, shape, geometry)
+        out[first:last] = products.sum((1, 2, 3))
+        energy[first:last] = products.diagonal(dim1=2, dim2=3).sum((1, 2))
+    return out.clamp_(min=0), energy
+
+
+def _of_patches(x: Tensor, grad: Tensor, shape: torch.Size, g: Geometry) -> Tensor:
+    if unfold_first(x, grad, shape):
+        columns = unfold(x, shape[2:], g).unflatten(1, (g.groups, -1))
+        return torch.matmul(columns.mT, columns)
+    x = x.unflatten(1, (g.groups, -1))
+    return patch_products(x, shape[2:], grad.shape[2:], g.stride, g.padding, g.dilation)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .correlation import patch_products
+from .correlation import by_positions, positions_pay, unfold_first
 from .cost import Plan, scratch, spans
 from .form import Form, real, squared, wide
 from .geometry import Geometry, unfold
@@ -123,59 +123,16 @@ class Patches(Form):
 
     def plan(self) -> Plan:
         """Products of positions where they are few, else the weight gradients themselves."""
-        if not self._positions_pay():
+        g, inapt = self.geometry, self.dtype.is_complex or self.n == 0 or self.images != 1
+        if inapt or not positions_pay(self.x, self.grad, self.shape, g):
             return super().plan()
         p, s = self.grad.shape[2:].numel(), self.x.shape[2:].numel()
-        g, width = self.geometry, wide(self.dtype).itemsize
-        pixels = p if self._unfold_first() else s
-        item = g.groups * (p + pixels) ** 2 * width
+        pixels = p if unfold_first(self.x, self.grad, self.shape) else s
+        item = g.groups * (p + pixels) ** 2 * wide(self.dtype).itemsize
         if item > scratch():
             return super().plan()
         flops = self.n * (p * p * self.shape[0] + pixels * pixels * self.x.shape[1])
         return Plan("gram", flops, self.n * item, item, self.n)
-
-    def _positions_pay(self) -> bool:
-        """Products of positions against the rows themselves, in multiplications."""
-        g = self.geometry
-        if g.transposed or self.dtype.is_complex or self.n == 0 or self.images != 1:
-            return False
-        p, s = self.grad.shape[2:].numel(), self.x.shape[2:].numel()
-        o, c, taps = self.shape[0], self.x.shape[1], self.shape[2:].numel()
-        if self._unfold_first():
-            products = p * c * taps * (p + 24)  # writing a patch out is slow
-        else:
-            products = s * s * c + 16 * p * p * g.groups * sum(self.shape[2:])
-        return p * p * o + products < p * o * (c // g.groups) * taps
-
-    def _unfold_first(self) -> bool:
-        """Whether products of patches are cheaper than products of all pixels (large strides)."""
-        p, s = self.grad.shape[2:].numel(), self.x.shape[2:].numel()
-        return self.x.dim() <= 4 and s * s > p * (p + 24) * self.shape[2:].numel()
-
-    def _patch_products(self, first: int, last: int) -> Tensor:
-        g = self.geometry
-        x = self.x[first:last].to(wide(self.dtype))
-        if self._unfold_first():
-            columns = unfold(x, self.shape[2:], g).unflatten(1, (g.groups, -1))
-            return torch.matmul(columns.mT, columns)
-        x = x.unflatten(1, (g.groups, -1))
-        out = self.grad.shape[2:]
-        return patch_products(x, self.shape[2:], out, g.stride, g.padding, g.dilation)
-
-    def _by_positions(self) -> tuple[Tensor, Tensor]:
-        """‖gᵢ‖² = Σ over pairs of positions, and its diagonal, the energy."""
-        g, dtype = self.geometry, wide(self.dtype)
-        out = self.grad.new_zeros(self.n, dtype=real(self.dtype))
-        energy = torch.zeros_like(out)
-        pixels = 0 if self._unfold_first() else self.x.shape[2:].numel()
-        item = 4 * g.groups * (pixels + self.grad.shape[2:].numel()) ** 2
-        for first, last in spans(self.n, item, 4 << 20):
-            grad = self.grad[first:last].to(dtype).unflatten(1, (g.groups, -1)).flatten(3)
-            products = torch.matmul(grad.mT, grad)
-            products *= self._patch_products(first, last)
-            out[first:last] = products.sum((1, 2, 3))
-            energy[first:last] = products.diagonal(dim1=2, dim2=3).sum((1, 2))
-        return out.clamp_(min=0), energy
 
     def sq_norms(self) -> Tensor:
         """Position products on small maps, else the rows, a few at a time."""
@@ -191,7 +148,7 @@ class Patches(Form):
         if self.plan().way != "gram":
             found = self._by_rows()
             return found, found
-        found, energy = self._by_positions()
+        found, energy = by_positions(self.x, self.grad, self.shape, self.geometry)
         wider = self.dtype == torch.float64
         return found, found if wider else scaled(energy, *self._lengths())
 
@@ -215,7 +172,7 @@ class Patches(Form):
             found = self.sq_norms()
             return found, found
         if self.plan().way == "gram":
-            found, energy = self._by_positions()
+            found, energy = by_positions(self.x, self.grad, self.shape, self.geometry)
             t = self.grad.shape[2:].numel()
             return found, guarded(found, energy, *self._lengths(), t, self.exactly)[0]
         found, sizes = self.sq_norms(), self._sizes()
