@@ -11,7 +11,7 @@ from persample.rules import RULES
 
 SOURCE = Path(persample.__file__).parent
 ORDER = [
-    "errors", "layout", "propagate", "forms", "conditions", "use", "marks", "parameters",
+    "errors", "layout", "propagate", "forms", "conditions", "kinds", "use", "marks", "parameters",
     "distributed", "rules", "tap", "enter", "eager", "arguments", "guess", "inputs", "entries",
     "explain", "clipping", "queries", "lean", "intake", "ledger", "positions", "asked",
     "products", "moments", "tape", "custom", "loop", "backward", "engine", "operands", "cells",

@@ -55,20 +55,24 @@ class NonFiniteWarning(UserWarning):
     """Some samples have gradients that are not finite; clipped sums leave them out."""
 
 
-Place = tuple[CodeType, int]
+Place = tuple[CodeType, int]  # and the offset of an instruction: its line is looked up if need be
 _FILES: dict[str, bool] = {}  # whether a file is torch's or ours
 
 
-def here() -> Place | None:
-    """The innermost frame of the caller's own code (not torch, not persample)."""
-    frame, known = sys._getframe(1), _FILES
+def here(depth: int = 1) -> Place | None:
+    """The innermost frame of the caller's own code (not torch, not persample).
+
+    At least ``depth`` frames are known to be ours.
+    """
+    frame, known = sys._getframe(depth), _FILES
     while frame is not None:
-        name = frame.f_code.co_filename
-        hidden = known.get(name)
+        code = frame.f_code
+        hidden = known.get(code.co_filename)
         if hidden is None:
+            name = code.co_filename
             hidden = known[name] = name.startswith(_HIDDEN) or name.startswith("<")
         if not hidden:
-            return frame.f_code, frame.f_lineno
+            return code, frame.f_lasti
         frame = frame.f_back  # type: ignore[assignment]
     return None
 
@@ -85,7 +89,8 @@ def describe(place: Place | None) -> str:
     """``model.py:12 in forward: y = x.mean(0)``."""
     if place is None:
         return ""
-    code, line = place
+    code, offset = place
+    line = next((n for a, b, n in code.co_lines() if a <= offset < b and n), code.co_firstlineno)
     text = linecache.getline(code.co_filename, line).strip()
     name = os.path.join(*code.co_filename.split(os.sep)[-2:])
     return f"{name}:{line} in {code.co_name}" + (f": {text}" if text else "")

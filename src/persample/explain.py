@@ -189,7 +189,7 @@ def _row(
         rule=rule,
         form=measure.form,
         operand=tuple(operand.value.shape),
-        output=tuple(use.out_shapes[0]),
+        output=tuple(use.tapped.shapes[0]),
         layout=repr(use.out_layouts[0])[7:-1],
         norms=measure.norms,
         work=measure.work,

@@ -97,7 +97,7 @@ class Intake:
         if not self._receiving:
             self._stray(use)
             return
-        for reason, grad in zip(use.refused, grads, strict=True):
+        for reason, grad in zip(use.tapped.refused, grads, strict=True):
             if reason is not None and grad is not None:
                 self.trouble = self.trouble or reason.error("samples meet before the loss")
                 return
@@ -143,7 +143,7 @@ class Intake:
         if self._cache:
             self._cache.clear()
         for operand, form in zip(use.operands, forms, strict=True):
-            if form is None or not operand.wanted:
+            if form is None or (operand.name is None and operand.edge is None):
                 continue
             if isinstance(form, OfTable):
                 operand, form = table_behind(operand, self._selected), form.rows
@@ -212,7 +212,7 @@ class Intake:
     def forms_of(self, use: Use, firing: Firing, n: int) -> tuple[Forms, str]:
         """One form per operand, and the rule that gave them."""
         rule = self.recorder.rules.get(use.operator) or RULES.get(use.operator)
-        if rule is not None and not use.inplace and n:
+        if rule is not None and not use.kind.inplace and n:
             try:
                 return rule(use, firing, n), rule.__name__
             except Unsuited:

@@ -39,20 +39,38 @@ class Family:
 
 
 class Mark(weakref.ref[Tensor]):
-    """One tensor's state, and what would show that somebody changed it unseen."""
+    """One tensor's state, and what would show that somebody changed it unseen.
 
-    __slots__ = ("epoch", "family", "history", "key", "state")
+    Most tensors have no relatives: a family is founded when somebody asks for it.
+    """
+
+    __slots__ = ("_family", "_version", "epoch", "history", "key", "state")
+    _family: Family | None
+    _version: int
     epoch: int
-    family: Family
     history: bool
     key: int
     state: State | Derived
 
+    @property
+    def family(self) -> Family:
+        """The tensors it shares memory with."""
+        if self._family is None:
+            self._family = Family(self._version)
+        return self._family
+
+    @family.setter
+    def family(self, value: Family) -> None:
+        self._family = value
+
     def unchanged(self, tensor: Tensor) -> bool:
         """Whether nothing suggests a second look."""
-        family = self.family
+        family = self._family
         try:
-            if family.version != tensor._version or self.epoch != family.epoch:
+            if family is None:
+                if self._version != tensor._version:
+                    return False
+            elif family.version != tensor._version or self.epoch != family.epoch:
                 return False
         except RuntimeError:  # inference tensors count no versions
             return False
@@ -104,11 +122,13 @@ class Marks:
             known.family.version = version(tensor)
             known.epoch = known.family.epoch
             return
-        family = like.family if like is not None else Family(version(tensor))
-        mark = Mark(tensor, self._forget)
-        mark.key, mark.state, mark.family = key, state, family
-        mark.epoch, mark.history = family.epoch, tensor.requires_grad
-        table[key] = mark
+        mark = table[key] = Mark(tensor, self._forget)
+        mark.key, mark.state, mark.history = key, state, tensor.requires_grad
+        if like is None:
+            mark._family, mark._version, mark.epoch = None, version(tensor), 0
+        else:
+            mark._family = family = like.family
+            mark.epoch = family.epoch
         if self.memories is not None and isinstance(state, Layout) and _has_memory(tensor):
             storage = StorageWeakRef(tensor.untyped_storage())
             self.memories.append(Memory(storage, _view(tensor), state))

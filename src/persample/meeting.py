@@ -11,6 +11,7 @@ from torch import Tensor
 from .cells import CELLS, cell
 from .conditions import RandomState, current_autocast, fingerprint
 from .errors import Reason, here
+from .kinds import Kind, Tapped, known, learn, taken_apart, tapped
 from .layout import CONSTANT, Additive, Constant, Layout, Mixed, State, closed
 from .marks import Derived, same
 from .operands import operand_of
@@ -18,7 +19,7 @@ from .parties import Coloured, Parties
 from .propagate import Operator, collect
 from .tap import Tap, hook, source
 from .unroll import request, unroll
-from .use import Operand, Use, taken_apart
+from .use import Use
 
 if TYPE_CHECKING:
     from .calls import Calls
@@ -40,55 +41,61 @@ def meet(
         found = _stepwise(recorder, operator.name, args, kwargs)
         if found is not None:
             return found
-    leaves, template = taken_apart(args, kwargs)
-    operands, data, kept, run = _sides(recorder, leaves, parties.owned)
+    kind, leaves = _kind(operator, args, kwargs, parties)
+    operands = [operand_of(recorder, k, leaves[k]) for k in kind.mine]
     unread = operator.additive and operator.name not in recorder.rules
-    saved = _kept_data(leaves, data, unread=unread, inplace=operator.inplace)
+    saved = _kept_data(leaves, kind.data, unread=unread, inplace=operator.inplace)
+    constants, run = kind.constants(leaves), leaves.copy()
+    if not recorder.native:
+        for operand in operands:
+            run[operand.position] = operand.value
     target = leaves[0] if operator.inplace else None
     if target is not None:  # run on a copy, give the target its value and history afterwards
         run[0] = run[0].clone()
         parties.coloured = [(run[0] if t is target else t, s) for t, s in parties.coloured]
     device = parties.owned[0].device
     random = RandomState(device) if operator.random else None
-    call_args, call_kwargs = template.call(run)
+    call_args, call_kwargs = kind.template.call(run)
     out = func(*call_args, **call_kwargs)
     for operand in operands if unread else ():
         if operand.name is None:  # computed from parameters, like the position of each token
             operand.value = _stand_in(operand.value)
     result = run[0] if operator.inplace else out
-    states = calls.states(operator, func, call_args, call_kwargs, result, parties)
-    layouts = {id(t): s for t, s in parties.coloured if s.__class__ is Layout}
     use = Use(
-        recorder.tape_ref, operator.name, func, template, kept, operands, data,
-        [layouts.get(id(run[k])) for k in data], here(), operator.inplace,
+        recorder.tape_ref, kind, func, constants, operands, here(3),
         random if random is not None and random.changed() else None, current_autocast(device),
     )  # fmt: skip
-    tapped = _tap(recorder, operator, use, result, states, saved)
+    if kind.single is not None:
+        states: Any = kind.single.layouts[0]
+    else:
+        states = calls.states(operator, func, call_args, call_kwargs, result, parties)
+    followed = _tap(recorder, operator, use, result, states, saved)
     if target is None:
-        return tapped
-    _write_back(recorder, target, tapped)
+        if not kind.learned and parties.key is not None and not recorder.inputs.patterns:
+            learn(parties.key, kind)
+        return followed
+    _write_back(recorder, target, followed)
     return target
 
 
-def _sides(
-    recorder: Recorder, leaves: list[Any], owned: list[Tensor]
-) -> tuple[list[Operand], list[int], list[Any], list[Any]]:
-    """Parameters, places of data, the leaves without either, and what the operator runs on."""
-    operands: list[Operand] = []
-    data: list[int] = []
-    mine = [id(t) for t in owned]
-    kept, run = list(leaves), list(leaves)
-    for k, value in enumerate(leaves):
-        if isinstance(value, Tensor):
-            kept[k] = None
-            if id(value) in mine:
-                operand = operand_of(recorder, k, value)
-                operands.append(operand)
-                if not recorder.native:
-                    run[k] = operand.value
-            else:
-                data.append(k)
-    return operands, data, kept, run
+def _kind(
+    operator: Operator, args: Sequence[Any], kwargs: dict[str, Any], parties: Parties
+) -> tuple[Kind, list[Any]]:
+    """What is common to calls like this, and this call's leaves."""
+    kind = known(parties.key)
+    if kind is not None and kind.template.positional == len(args):
+        return kind, [*args, *kwargs.values()] if kwargs else list(args)
+    leaves, template = taken_apart(args, kwargs)
+    owned = {id(t) for t in parties.owned}
+    layouts = {id(t): s for t, s in parties.coloured if s.__class__ is Layout}
+    places = [k for k, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+    data = [k for k in places if id(leaves[k]) not in owned]
+    kind = Kind(
+        operator.name, template, [k for k in places if id(leaves[k]) in owned], data,
+        [layouts.get(id(leaves[k])) for k in data], operator.inplace,
+        [None] * len(leaves) if len(places) == len(leaves) else None,
+    )  # fmt: skip
+    return kind, leaves
 
 
 def _stepwise(recorder: Recorder, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -145,7 +152,7 @@ def _tap(
         made = source(operator, recorder, result) if wanted else result
         if made is not None:
             if wanted:
-                use.single(states, result)
+                use.tapped = _single(use.kind, states, result)
                 if recorder.expects:
                     recorder.tape._ledger.expect(use)
                 hook(use, result, made, saved)
@@ -156,7 +163,7 @@ def _tap(
     each = list(states) if isinstance(states, list) else [states] * len(outs)
     each = [_checked(operator, out, state) for out, state in zip(outs, each, strict=True)]
     # a result that is not followed is tapped too: a gradient that reaches it is refused
-    use.several(
+    use.tapped = tapped(
         [
             (
                 k,
@@ -168,7 +175,7 @@ def _tap(
             if state is not None and (out.is_floating_point() or out.is_complex())
         ]
     )
-    if use.results and wanted:
+    if use.tapped.results and wanted:
         _through_node(recorder, operator, use, outs, saved)
     for tensor, state in zip(outs, each, strict=True):
         if state is not None:
@@ -176,6 +183,14 @@ def _tap(
         elif tensor.requires_grad:
             recorder.marks.put(tensor, CONSTANT)
     return _rebuild(result, iter(outs))
+
+
+def _single(kind: Kind, layout: Layout, out: Tensor) -> Tapped:
+    """The only result, and it is tapped; calls alike have the like."""
+    found = kind.single
+    if found is None or found.dtypes[0] is not out.dtype:
+        found = kind.single = tapped([(0, layout, None, out)])
+    return found
 
 
 def _through_node(
@@ -188,12 +203,12 @@ def _through_node(
         outs[0] = outs[0].detach() if dirty else outs[0]
     if torch._C._len_torch_dispatch_stack():  # selective checkpointing keeps what it saw
         dirty = False
-    picked = [outs[k] for k in use.results]
+    picked = [outs[k] for k in use.tapped.results]
     use.fingerprint = fingerprint(saved)
     if recorder.expects:
         recorder.tape._ledger.expect(use)
     new = Tap.apply(recorder.anchor, use, len(saved), dirty, *saved, *picked)
-    for k, tensor in zip(use.results, (new,) if len(picked) == 1 else new, strict=True):
+    for k, tensor in zip(use.tapped.results, (new,) if len(picked) == 1 else new, strict=True):
         outs[k] = tensor
 
 

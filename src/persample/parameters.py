@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from torch import Tensor, nn
 
 from .errors import UsageError
 
+Modules = list[tuple[str, nn.Module]]
 Params = str | Iterable[str] | Callable[[str], bool] | None
 
 
@@ -37,9 +38,9 @@ def choose(params: Params, names: Iterable[str]) -> list[str]:
     return [name for name in known if name in wanted]
 
 
-def modules_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
+def modules_of(model: nn.Module) -> Modules:
     """``named_modules()`` with a dot after every name, in one pass through the tree."""
-    found: list[tuple[str, nn.Module]] = []
+    found: Modules = []
     seen: set[int] = set()
 
     def visit(prefix: str, module: nn.Module) -> None:
@@ -56,17 +57,19 @@ def modules_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return [(f"{name}." if name else "", module) for name, module in model.named_modules()]
 
 
-def _parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """``named_parameters()``, as fast as can be."""
+def _trainable(model: nn.Module, modules: Modules) -> dict[str, Tensor]:
+    """Those of ``named_parameters()`` that require gradients, as fast as can be."""
     if type(model).named_parameters is not nn.Module.named_parameters:
-        yield from model.named_parameters()
-        return
+        return {name: p for name, p in model.named_parameters() if p.requires_grad}
+    found: dict[str, Tensor] = {}
     seen: set[int] = set()
-    for prefix, module in modules_of(model):
+    for prefix, module in modules:
         for name, parameter in module._parameters.items():
             if parameter is not None and id(parameter) not in seen:
                 seen.add(id(parameter))
-                yield prefix + name, parameter
+                if parameter.requires_grad:
+                    found[prefix + name] = parameter
+    return found
 
 
 class Parameters:
@@ -75,10 +78,10 @@ class Parameters:
     ``functional_call`` and FSDP2 put other tensors into the modules' slots while the model runs.
     """
 
-    def __init__(self, model: nn.Module, params: Params) -> None:
+    def __init__(self, model: nn.Module, params: Params, modules: Modules) -> None:
         self.model = model
-        trainable = {n: p for n, p in _parameters(model) if p.requires_grad}
-        chosen = set(choose(params, trainable))
+        trainable = _trainable(model, modules)
+        chosen = trainable.keys() if params is None else set(choose(params, trainable))
         if not chosen:
             raise UsageError(
                 "there is no trainable parameter to record",

@@ -15,6 +15,8 @@ from .propagate import Operator
 if TYPE_CHECKING:
     from .recorder import Recorder
 
+_MINE = object()  # in a key: the tensor before is of parameters
+
 Coloured = list[tuple[Tensor, State]]
 
 
@@ -52,15 +54,21 @@ class Sorting:
     ) -> bool:
         """Whether every tensor is a constant, a parameter, or has a plain closed layout."""
         plain = operator.by_shape and self._marks.n != 1
+        slots, table = self._slots, self._table
         for value in values:
             kind = value.__class__
-            if kind is int or kind is str:
-                key.append(value)
-            elif isinstance(value, Tensor):
+            if isinstance(value, Tensor):
+                where = id(value)
+                if where in slots and where not in table and plain and not operator.shape_only:
+                    key += (value.shape, _MINE)
+                    parties.owned.append(value)
+                    continue
                 plain = plain and not value.is_nested  # has no shape
                 key.append(value.shape if plain else None)
                 if not operator.shape_only or len(key) <= 3:
                     plain = self._tensor(value, parties, key) and plain
+            elif kind is int or kind is str:
+                key.append(value)
             elif kind is list or kind is tuple or isinstance(value, (list, tuple)):
                 key.append((kind, len(value)))
                 plain = self._sort(operator, value, parties, key) and plain
@@ -80,6 +88,7 @@ class Sorting:
         if mark is not None and mark.unchanged(value):
             state = mark.state
         elif mark is None and id(value) in self._slots:
+            key.append(_MINE)
             parties.owned.append(value)
             return True
         else:
@@ -94,6 +103,7 @@ class Sorting:
             parties.data = True
             return state.ids is None and state.coupled is None
         if isinstance(state, Derived):
+            key.append(_MINE)
             parties.owned.append(value)
             return True
         parties.coloured.append((value, state))

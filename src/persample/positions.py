@@ -148,7 +148,7 @@ def pieces(ledger: Ledger, entry: Entry, splits: list[Split | None], n: int) -> 
         for layout, s in zip(use.out_layouts, splits, strict=True)
     ]
     finer = copy(use)
-    finer.out_layouts = layouts
+    finer.tapped = replace(use.tapped, layouts=layouts)
     forms, _ = ledger.forms_of(finer, firing, n * first.count)
     form = forms[where]
     assert form is not None

@@ -65,7 +65,8 @@ class Recorder:
         self.positions, self.budget = positions, budget
         self.loop = unproven == "loop"
         self.native = verify or self.loop
-        self.parameters = Parameters(model, params)
+        self._walked = modules_of(model)
+        self.parameters = Parameters(model, params, self._walked)
         self.spread = spread(model)
         self.expects = self.lean or self.spread is not None  # the ledger wants to hear of uses
         self.inputs = Inputs(self, dim=dim, constants=constants, sample_ids=sample_ids)
@@ -100,7 +101,7 @@ class Recorder:
                 why="grad, vmap and jvp replace the tensors that the recorder follows",
                 fix="record outside the transform",
             )
-        found = [module for _, module in modules_of(self.model)]
+        found = [module for _, module in self._walked]
         modules = {id(module) for module in found}
         if any(not modules.isdisjoint(other) for other in _OPEN):
             raise UsageError(

@@ -36,8 +36,12 @@ class Before:
         self, use: Use, saved: Sequence[Tensor], index: int, shape: torch.Size | None
     ) -> None:
         self.use, self.index, self.shape = use, index, shape
-        self.saved: tuple[Tensor, ...] | None = tuple([t.detach() for t in saved])
-        self.versions = [version(t) for t in self.saved]
+        kept = [t.detach() for t in saved]
+        self.saved: tuple[Tensor, ...] | None = tuple(kept)
+        try:
+            self.versions = [t._version for t in kept]
+        except RuntimeError:  # inference tensors count no versions
+            self.versions = [version(t) for t in kept]
 
     def __call__(self, grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
         """Hand the gradient to the use; matrix products get one that need not be copied twice."""

@@ -16,11 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .errors import here
+from .kinds import Kind, taken_apart, tapped
 from .layout import Layout, closed, explicit, ids_of
 from .operands import operand_of
 from .projection import ProjectedRecurrence
 from .recurrence import Recurrence, Sink, Steps
-from .use import Use, taken_apart
+from .use import Use
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -201,12 +202,9 @@ def _use(recorder: Recorder, weight: Tensor, bias: Tensor | None, layout: Layout
         return None
     frozen = (v for v in leaves if isinstance(v, Tensor) and id(v) not in owned)
     others = {id(v): v.detach() for v in frozen}
-    use = Use(
-        tape=recorder.tape_ref, operator="linear", func=F.linear, template=template,
-        leaves=[others.get(id(v)) for v in leaves],
-        operands=operands, data=[0], layouts=[layout], place=here(), inplace=False, rng=None,
-        autocast=(),
-    )  # fmt: skip
-    use.single(layout, weight.detach().new_empty(0, weight.shape[0]))
+    kind = Kind("linear", template, [operand.position for operand in operands], [0], [layout])
+    kept = [others.get(id(v)) for v in leaves]
+    use = Use(recorder.tape_ref, kind, F.linear, kept, operands, here(), None, ())
+    use.tapped = tapped([(0, layout, None, weight.detach().new_empty(0, weight.shape[0]))])
     recorder.tape._ledger.expect(use)
     return use

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -11,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from .conditions import RandomState
-from .errors import Place, Reason
+from .errors import Place
+from .kinds import Kind, Tapped
 from .layout import Layout
 
 if TYPE_CHECKING:
@@ -75,82 +74,29 @@ class Firing:
 
 
 @dataclass(slots=True)
-class Template:
-    """How a call's leaves make up its arguments; nested containers go through pytree."""
-
-    spec: TreeSpec | None
-    positional: int
-    names: tuple[str, ...]
-
-    def call(self, leaves: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arguments and keyword arguments."""
-        if self.spec is not None:
-            args, kwargs = tree_unflatten(leaves, self.spec)
-            return args, kwargs
-        k = self.positional
-        if k == len(leaves):
-            return tuple(leaves), {}
-        return tuple(leaves[:k]), dict(zip(self.names, leaves[k:], strict=True))
-
-
-def taken_apart(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], Template]:
-    """The leaves of a call and the template that puts them together again."""
-    leaves = [*args, *kwargs.values()]
-    for value in leaves:
-        if isinstance(value, (list, tuple, dict)) and _holds_tensors(value):
-            leaves, spec = tree_flatten((tuple(args), kwargs))
-            return leaves, Template(spec, 0, ())
-    return leaves, _flat_template(len(args), tuple(kwargs))
-
-
-@functools.cache
-def _flat_template(positional: int, names: tuple[str, ...]) -> Template:
-    return Template(None, positional, names)
-
-
-def _holds_tensors(value: Any) -> bool:
-    items = value.values() if isinstance(value, dict) else value
-    return any(
-        isinstance(v, Tensor) or (isinstance(v, (list, tuple, dict)) and _holds_tensors(v))
-        for v in items
-    )
-
-
-@dataclass(slots=True)
 class Use:
     """Everything needed to run the operator again and to say whose gradient is whose."""
 
     tape: weakref.ref[Tape]
-    operator: str
+    kind: Kind
     func: Callable[..., Any]
-    template: Template
     leaves: list[Any]
     operands: list[Operand]
-    data: list[int]
-    layouts: list[Layout | None]
     place: Place | None
-    inplace: bool
     rng: RandomState | None
     autocast: tuple[tuple[str, torch.dtype], ...]
-    results: list[int] = field(init=False)
-    out_layouts: list[Layout] = field(init=False)
-    refused: list[Reason | None] = field(init=False)
-    out_shapes: list[torch.Size] = field(init=False)
-    out_dtypes: list[torch.dtype] = field(init=False)
+    tapped: Tapped = field(init=False)
     fingerprint: Tensor | None = None
 
-    def several(self, tapped: Sequence[tuple[int, Layout, Reason | None, Tensor]]) -> None:
-        """The results that are tapped: index, layout, why its gradient is refused, tensor."""
-        self.results = [index for index, _, _, _ in tapped]
-        self.out_layouts = [layout for _, layout, _, _ in tapped]
-        self.refused = [reason for _, _, reason, _ in tapped]
-        self.out_shapes = [out.shape for _, _, _, out in tapped]
-        self.out_dtypes = [out.dtype for _, _, _, out in tapped]
+    @property
+    def operator(self) -> str:
+        """The operator's name."""
+        return self.kind.operator
 
-    def single(self, layout: Layout, out: Tensor) -> None:
-        """The only result, and it is tapped."""
-        self.results, self.out_layouts, self.refused = [0], [layout], [None]
-        self.out_shapes, self.out_dtypes = [out.shape], [out.dtype]
+    @property
+    def out_layouts(self) -> list[Layout]:
+        """The layouts of the tapped results."""
+        return self.tapped.layouts
 
     def fire(self, saved: tuple[Tensor, ...], grads: tuple[Tensor | None, ...]) -> None:
         """Called by the tap in backward."""
@@ -162,7 +108,7 @@ class Use:
     def values(self, firing: Firing) -> list[Any]:
         """The call's leaves: saved data, constants and the operands' values."""
         leaves = list(self.leaves)
-        for position, tensor in zip(self.data, firing.saved, strict=True):
+        for position, tensor in zip(self.kind.data, firing.saved, strict=True):
             leaves[position] = tensor
         for operand in self.operands:
             leaves[operand.position] = operand.value
@@ -170,11 +116,11 @@ class Use:
 
     def arguments(self, firing: Firing) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The call's arguments."""
-        return self.template.call(self.values(firing))
+        return self.kind.template.call(self.values(firing))
 
     def bind(self, firing: Firing, *names: str) -> list[Any]:
         """The first arguments by position, or by name."""
-        template = self.template
+        template = self.kind.template
         if template.spec is None and not template.names:  # the usual call
             found = self.values(firing)[: len(names)]
             return found + [None] * (len(names) - len(found))
@@ -188,32 +134,32 @@ class Use:
 
     def option(self, name: str, default: Any) -> Any:
         """A keyword-only argument that is not a tensor."""
-        if self.template.spec is None and name not in self.template.names:
+        if self.kind.template.spec is None and name not in self.kind.template.names:
             return default
-        return self.template.call(list(self.leaves))[1].get(name, default)
+        return self.kind.template.call(list(self.leaves))[1].get(name, default)
 
     def narrow(self) -> torch.dtype:
         """float16 if one of the results is: gradients may vanish there."""
-        half = torch.float16 in self.out_dtypes
+        half = torch.float16 in self.tapped.dtypes
         return torch.float16 if half else torch.float32
 
     def replay(self, saved: Sequence[Tensor], values: Sequence[Tensor]) -> list[Tensor]:
         """The operator's tapped results, computed again from given data and parameters."""
         leaves = list(self.leaves)
-        for position, tensor in zip(self.data, saved, strict=True):
+        for position, tensor in zip(self.kind.data, saved, strict=True):
             leaves[position] = tensor
         for operand, value in zip(self.operands, values, strict=True):
             leaves[operand.position] = value
-        if self.inplace:
+        if self.kind.inplace:
             leaves[0] = leaves[0].clone()
-        args, kwargs = self.template.call(leaves)
+        args, kwargs = self.kind.template.call(leaves)
         with self._surroundings(saved):
             out = self.func(*args, **kwargs)
-        if self.inplace:
+        if self.kind.inplace:
             out = args[0]
         outs: list[Tensor] = []
         _tensors(out, outs)
-        return [outs[k] for k in self.results]
+        return [outs[k] for k in self.tapped.results]
 
     @contextlib.contextmanager
     def _surroundings(self, saved: Sequence[Tensor]) -> Iterator[None]:

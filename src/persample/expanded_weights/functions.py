@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from ..errors import UsageError, describe, here
-from ..use import taken_apart
+from ..kinds import taken_apart
 from .contract import (
     expect_alike,
     expect_batch,

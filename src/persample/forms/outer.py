@@ -19,23 +19,37 @@ class Outer(Form):
 
     ``left`` is (n, k, t, a), ``right`` is (n, k, t, b); ``shape`` is the tensor's own shape, which
     holds the k·a·b numbers in that order. Complex factors are multiplied as they are.
+
+    Factors of one block and one position may be given as (n, a) and (n, b): ``given``. They get
+    their other axes when somebody looks at them.
     """
 
-    __slots__ = ("left", "right")
+    __slots__ = ("given", "left", "right")
+    left: Tensor
+    right: Tensor
 
     def __init__(self, left: Tensor, right: Tensor, shape: torch.Size) -> None:
         if left.dtype is not right.dtype:
             dtype = torch.promote_types(left.dtype, right.dtype)
             left, right = left.to(dtype), right.to(dtype)
         self.n, self.shape, self.dtype = left.shape[0], shape, left.dtype
-        self.device, self.left, self.right = right.device, left, right
+        self.device, self.given = right.device, (left, right)
+        if left.dim() == 4:
+            self.left, self.right = left, right
+
+    def __getattr__(self, name: str) -> Tensor:
+        if name not in ("left", "right"):
+            raise AttributeError(name)
+        self.left, self.right = (f[:, None, None] for f in self.given)
+        return self.left if name == "left" else self.right
 
     # ------------------------------------------------------------------ sizes and costs
 
     @property
     def t(self) -> int:
         """Positions."""
-        return self.left.shape[2]
+        given = self.given[0].shape
+        return given[2] if len(given) == 4 else 1
 
     def plan(self) -> Plan:
         """Position-by-position products, t²(a+b), against the matrix itself, t·a·b."""
@@ -53,11 +67,12 @@ class Outer(Form):
 
     def tensors(self) -> list[Tensor]:
         """What the form is made of."""
-        return [self.left, self.right]
+        return list(self.given)
 
     def nbytes(self) -> int:
         """Bytes of both factors."""
-        return (self.left.numel() + self.right.numel()) * self.dtype.itemsize
+        left, right = self.given
+        return (left.numel() + right.numel()) * self.dtype.itemsize
 
     def work(self) -> int:
         """One product per position."""
@@ -134,10 +149,10 @@ class Outer(Form):
     def _norms_and_energy(self, *, energy: bool) -> tuple[Tensor, Tensor]:
         """‖gᵢ‖² and Σₜ ‖lₜ‖²‖rₜ‖², the scale of what rounding can hide."""
         if self.t == 1:
-            k = self.left.shape[1]
-            left, right = (squared(f.flatten(0, 2)) for f in self._wide(0, self.n))
+            both = (f.flatten(0, -2) for f in widened(*self.given, 0, self.n))
+            left, right = (squared(f) for f in both)
             found = left.mul_(right)
-            found = found.view(self.n, k).sum(1) if k > 1 else found
+            found = found.view(self.n, -1).sum(1) if found.shape[0] > self.n else found
             return found, found
         if self.plan().way == "gram":
             return by_pairs(self.left, self.right)
@@ -164,7 +179,7 @@ class Outer(Form):
         if self.t != 1 or self.dtype.is_complex or self.dtype == torch.float64:
             return self.certified()[:2]
         found, _ = self._norms_and_energy(energy=False)  # nothing can cancel
-        each = 4 * (math.sqrt(self.left.shape[3]) + math.sqrt(self.right.shape[3])) + 16
+        each = 4 * sum(math.sqrt(f.shape[-1]) for f in self.given) + 16
         return found, found * (1 + torch.finfo(found.dtype).eps * each)
 
     def certified(self) -> tuple[Tensor, Tensor, Tensor]:

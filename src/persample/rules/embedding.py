@@ -101,10 +101,10 @@ def embedding_bag(use: Use, firing: Firing, n: int) -> Forms:
     grad, layout = firing.grads[0], use.out_layouts[0]
     if grad is None or mode not in (0, 1) or len(use.operands) != 1:
         raise Unsuited
-    if use.operands[0].value is not weight or use.results[0] != 0:
+    if use.operands[0].value is not weight or use.tapped.results[0] != 0:
         raise Unsuited
     if by_frequency:
-        if dict(zip(use.data, use.layouts, strict=True)).get(1) is None:
+        if dict(zip(use.kind.data, use.kind.layouts, strict=True)).get(1) is None:
             raise Unsuited  # the same indices for all samples: there is nothing to count alone
         return [Dense(_alone(use, firing, n))]
     bags = grad.shape[0]

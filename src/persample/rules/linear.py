@@ -15,7 +15,7 @@ from ..forms import Dense, Form, Outer, Part, wide
 from ..layout import Layout, remap
 from ..use import Firing, Operand, Use
 from .arithmetic import reduced
-from .rows import Unsuited, by_sample
+from .rows import Unsuited, by_sample, factor
 from .table import Forms, rule
 
 
@@ -117,8 +117,7 @@ def product_letters(a: int, b: int) -> tuple[str, str, str]:
 
 def _product(a: Tensor, b: Tensor, operand: Operand, grad: Tensor, layout: Layout, n: int) -> Form:
     if operand.value is b and b.dim() == 2 and a.dim() > 1 and not a.is_complex():
-        rows = by_sample(a, layout, n, 1).unsqueeze(1)
-        return Outer(rows, by_sample(grad, layout, n, 1).unsqueeze(1), b.shape)
+        return Outer(factor(a, layout, n), factor(grad, layout, n), b.shape)
     left, right, out = product_letters(a.dim(), b.dim())
     data, theirs, mine = (b, right, left) if operand.value is a else (a, left, right)
     weight, free = operand.value, operand.expanded
@@ -130,9 +129,13 @@ def _product(a: Tensor, b: Tensor, operand: Operand, grad: Tensor, layout: Layou
     return form
 
 
-def _shift(rows: Tensor) -> Dense:
-    """The gradient of what was added to every position: (n, t, o) to (n, o)."""
-    return Dense(rows.sum(1, dtype=wide(rows.dtype)) if rows.shape[1] != 1 else rows[:, 0])
+def _shift(left: Tensor) -> Dense:
+    """The gradient of what was added to every position of a factor: (n, o)."""
+    if left.dim() == 2:
+        return Dense(left)
+    if left.shape[2] == 1:
+        return Dense(left[:, 0, 0])
+    return Dense(left.sum((1, 2), dtype=wide(left.dtype)))
 
 
 @rule("linear")
@@ -142,7 +145,7 @@ def linear(use: Use, firing: Firing, n: int) -> Forms:
     grad, layout = firing.grads[0], use.out_layouts[0]
     if grad is None or weight.dim() != 2:
         raise Unsuited
-    left = by_sample(grad, layout, n, 1)
+    left = factor(grad, layout, n)
     found: Forms = []
     for operand in use.operands:
         if operand.value is x:
@@ -150,8 +153,8 @@ def linear(use: Use, firing: Firing, n: int) -> Forms:
         if operand.value is bias:
             found.append(_shift(left))
         else:
-            right = by_sample(x.conj() if x.is_complex() else x, layout, n, 1)
-            found.append(Outer(left.unsqueeze(1), right.unsqueeze(1), weight.shape))
+            right = factor(x.conj() if x.is_complex() else x, layout, n)
+            found.append(Outer(left, right, weight.shape))
     return found
 
 
@@ -183,7 +186,7 @@ def addmm(use: Use, firing: Firing, n: int) -> Forms:
             seed = grad * beta if beta != 1 else grad
             plain = layout.ids is None and layout.axis < grad.dim() - 1
             if plain and base.shape == grad.shape[-1:]:  # a bias of every row
-                found.append(_shift(by_sample(seed, layout, n, 1)))
+                found.append(_shift(factor(seed, layout, n)))
             else:
                 found.append(Dense(reduced(seed, layout, operand, n)))
         else:
