@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +13,7 @@ from .errors import MissedUseError, StaleError, UsageError, describe
 from .forms import Dense, Form, Part, Replay
 from .forms.pullback import Pullback
 from .layout import Layout
-from .marks import version
+from .marks import version, versions
 from .rules.embedding import of_table
 from .use import Firing, Operand, Use
 
@@ -29,18 +29,19 @@ class Entry:
     form: Form
     rule: str
     firing: Firing | None
-    versions: tuple[tuple[Tensor, int], ...] = ()
+    watched: Sequence[Tensor] = ()
+    versions: Sequence[int] = ()
 
     def keep(self) -> None:
         """Make it fit to be kept: as small as can be, and known if somebody overwrites it."""
         form = self.form = small(self.form)
         if form.__class__ is not Dense or self.firing is not None:
-            tensors = (*form.tensors(), *held(self.firing))
-            self.versions = tuple([(t, version(t)) for t in tensors])
+            self.watched = [*form.tensors(), *held(self.firing)]
+            self.versions = versions(self.watched)
 
     def overwritten(self) -> bool:
         """Whether somebody wrote into what is kept."""
-        return any(version(t) != seen for t, seen in self.versions)
+        return bool(self.watched) and versions(self.watched) != self.versions
 
 
 def sources(operand: Operand, selected: Selected) -> list[str]:

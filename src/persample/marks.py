@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -83,6 +84,14 @@ def version(tensor: Tensor) -> int:
         return tensor._version
     except RuntimeError:
         return -1
+
+
+def versions(tensors: Iterable[Tensor]) -> list[int]:
+    """The version counter of each."""
+    try:
+        return [tensor._version for tensor in tensors]
+    except RuntimeError:
+        return [version(tensor) for tensor in tensors]
 
 
 class Memory(NamedTuple):

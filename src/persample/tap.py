@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .marks import version
+from .marks import versions
 from .propagate import Operator
 from .propagate.facts import PRODUCTS
 from .use import Use
@@ -38,10 +38,7 @@ class Before:
         self.use, self.index, self.shape = use, index, shape
         kept = [t.detach() for t in saved]
         self.saved: tuple[Tensor, ...] | None = tuple(kept)
-        try:
-            self.versions = [t._version for t in kept]
-        except RuntimeError:  # inference tensors count no versions
-            self.versions = [version(t) for t in kept]
+        self.versions = versions(kept)
 
     def __call__(self, grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
         """Hand the gradient to the use; matrix products get one that need not be copied twice."""
@@ -67,7 +64,7 @@ class Before:
                 f"{self.use.operator}: back-propagating a second time through a graph that was "
                 "freed; pass retain_graph=True the first time"
             )
-        if [version(t) for t in self.saved] != self.versions:
+        if versions(self.saved) != self.versions:
             raise RuntimeError(
                 f"an argument of {self.use.operator} was modified by an inplace operation after "
                 "it was used, and is needed for gradients"
