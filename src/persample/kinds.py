@@ -97,6 +97,10 @@ class Kind:
     single: Tapped | None = None
     learned: bool = False
 
+    def written_as(self, inplace: bool, positional: int) -> bool:
+        """Whether a call with the same key is of this kind: names and places agree, too."""
+        return self.inplace is inplace and self.template.positional == positional
+
     def constants(self, leaves: Sequence[Any]) -> list[Any]:
         """A call's leaves without its tensors."""
         if self.blank is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 
+import torch
 from torch import Tensor
 
 from .entries import expect_unchanged
@@ -13,7 +14,9 @@ from .forms import (
     Dense,
     Form,
     Outer,
+    Unsure,
     doubts,
+    guarded,
     kept_rows,
     restored,
     scratch,
@@ -51,7 +54,7 @@ class Ledger(Intake):
         """Certified bounds of ‖gᵢ‖² for :meth:`settled` forms."""
         if forms is not None:
             with _sharing(forms):
-                return {name: form.sq_bounds() for name, form in forms.items()}
+                return _bounds(forms)
         assert self.lean is not None
         kept = self.lean.sq_bounds
         return {name: kept[name] for name in names if name in kept}
@@ -138,6 +141,23 @@ class Ledger(Intake):
                     where=describe(entry.use.place),
                     fix="ask the tape before activations, gradients or input buffers are reused",
                 )
+
+
+def _bounds(forms: Forms) -> dict[str, Tensor]:
+    """Every form's bounds; products of positions of all parameters are looked at together."""
+    found: dict[str, Tensor] = {}
+    unsure: dict[tuple[torch.dtype, torch.device], dict[str, Unsure]] = {}
+    for name, form in forms.items():
+        norms = form.unsure()
+        if norms is None:
+            found[name] = form.sq_bounds()
+        else:
+            alike = (norms.found.dtype, norms.found.device)
+            unsure.setdefault(alike, {})[name] = norms
+    for group in unsure.values():
+        for name, (bounds, _) in zip(group, guarded(list(group.values())), strict=True):
+            found[name] = bounds
+    return found
 
 
 def _sharing(forms: Forms) -> contextlib.AbstractContextManager[None]:

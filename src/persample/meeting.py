@@ -83,7 +83,7 @@ def _kind(
 ) -> tuple[Kind, list[Any]]:
     """What is common to calls like this, and this call's leaves."""
     kind = known(parties.key)
-    if kind is not None and kind.template.positional == len(args):
+    if kind is not None and kind.written_as(operator.inplace, len(args)):
         return kind, [*args, *kwargs.values()] if kwargs else list(args)
     leaves, template = taken_apart(args, kwargs)
     owned = {id(t) for t in parties.owned}

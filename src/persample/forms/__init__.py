@@ -4,7 +4,7 @@ from .cost import BUDGET, LEAN, Plan, scratch, spans, within
 from .dense import Dense
 from .form import Form, inner, lift, real, wide
 from .geometry import Geometry
-from .guard import doubts, restored
+from .guard import Unsure, doubts, guarded, restored
 from .keeping import kept_rows
 from .outer import Outer
 from .part import Part
@@ -34,7 +34,9 @@ __all__ = [
     "Sketch",
     "Together",
     "Total",
+    "Unsure",
     "doubts",
+    "guarded",
     "inner",
     "kept_rows",
     "kept_sketch",

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .cost import Plan, scratch, spans
+from .guard import Unsure
 
 if TYPE_CHECKING:
     from .sketch import Sketch
@@ -185,6 +186,10 @@ class Form:
         """Squared norms and their bounds, for those who need both."""
         found = self.sq_bounds()
         return self.sq_norms(), found
+
+    def unsure(self) -> Unsure | None:
+        """Norms and what their bounds follow from, where many are looked at together."""
+        return None
 
     def certified(self) -> tuple[Tensor, Tensor, Tensor]:
         """Squared norms, their bounds, and :meth:`rounding`, from the same products."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +14,8 @@ _DOUBT = 400 * torch.finfo(torch.float32).eps
 
 def rounded(energy: Tensor, t: int) -> Tensor:
     """What a sum of t terms with this energy may be off by."""
+    if t == 1:
+        return torch.zeros_like(energy)
     return (t * energy).sqrt_().mul_(8 * torch.finfo(energy.dtype).eps)
 
 
@@ -41,23 +44,35 @@ def restored(found: Tensor, scale: Tensor, exactly: Callable[[Tensor], Tensor]) 
     return found
 
 
-def guarded(
-    found: Tensor, energy: Tensor, a: int, b: int, t: int, exactly: Callable[[Tensor], Tensor]
-) -> tuple[Tensor, Tensor]:
-    """Norms from products of t positions of lengths a and b, plus what rounding can have hidden.
+class Unsure(NamedTuple):
+    """Squared norms from products of t positions of lengths a and b, and their energy."""
 
-    Doubtful norms are taken again. Also what the sum of the positions may be off by.
+    found: Tensor
+    energy: Tensor
+    a: int
+    b: int
+    t: int
+    exactly: Callable[[Tensor], Tensor]
+
+
+def guarded(norms: Sequence[Unsure]) -> list[tuple[Tensor, Tensor]]:
+    """Each one's bounds, and what its sum of positions may be off by.
+
+    A bound is the norm plus what rounding can have hidden; doubtful norms are taken again. All are
+    looked at together, and read back once. They are of one dtype and device.
     """
+    found = torch.stack([each.found for each in norms])
+    scale = torch.stack([scaled(each.energy, each.a, each.b) for each in norms])
+    off = torch.stack([rounded(each.energy, each.t) for each in norms])
     unit = torch.finfo(found.dtype).eps
-    slack = (16 * unit * found).add_(energy, alpha=4 * unit * (math.sqrt(a) + math.sqrt(b)))
+    slack = (16 * unit * found).add_(scale, alpha=4 * unit)
     doubtful = slack > 1e-3 * found
     sizes = slack.add_(found)
-    if t == 1:
-        return sizes, torch.zeros_like(sizes)
-    if bool(doubtful.any()):
-        which = doubtful.nonzero().flatten()
-        exact = exactly(which)
-        found[which] = exact.to(found.dtype)
-        sizes[which] = (exact * (1 + 1e-6)).to(sizes.dtype)
-    rounding = rounded(energy, t)
-    return sizes.sqrt_().add_(rounding).square_(), rounding
+    for k, doubt in enumerate(doubtful.any(1).tolist()):
+        if doubt and norms[k].t > 1:
+            which = doubtful[k].nonzero().flatten()
+            exact = norms[k].exactly(which)
+            norms[k].found[which] = exact.to(found.dtype)
+            sizes[k, which] = (exact * (1 + 1e-6)).to(sizes.dtype)
+    bounds = sizes.sqrt_().add_(off).square_()
+    return list(zip(bounds, off, strict=True))

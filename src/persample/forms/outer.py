@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .cost import BROADCAST, Plan, cheapest, scratch, spans
 from .form import Form, real, squared, wide
-from .guard import guarded, restored, rounded, scaled
+from .guard import Unsure, guarded, restored, rounded, scaled
 from .pairs import by_pairs, energies, widened, written_out
 from .sketch import Sketch
 
@@ -189,9 +189,16 @@ class Outer(Form):
             return found, found, super().rounding()
         if self.t == 1:
             return *self.measured(), super().rounding()
-        found, energy = self._norms_and_energy(energy=True)
+        unsure = self.unsure()
+        assert unsure is not None
+        return unsure.found, *guarded([unsure])[0]
+
+    def unsure(self) -> Unsure | None:
+        """Products of positions may cancel."""
+        if self.t == 1 or self.dtype.is_complex or self.dtype == torch.float64:
+            return None
         a, b = self.left.shape[3], self.right.shape[3]
-        return found, *guarded(found, energy, a, b, self.t, self.exactly)
+        return Unsure(*self._norms_and_energy(energy=True), a, b, self.t, self.exactly)
 
     def weighted_sum(self, c: Tensor) -> Tensor:
         """(c ∘ left)ᵀ right, one matrix product over all samples and positions."""

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from .cost import Plan
 from .form import Form, wide
+from .guard import Unsure
 from .mapped import Mapped
 
 
@@ -82,6 +83,10 @@ class Part(Mapped):
     def certified(self) -> tuple[Tensor, Tensor, Tensor]:
         """Those of the view."""
         return self.form.certified()
+
+    def unsure(self) -> Unsure | None:
+        """Those of the view."""
+        return self.form.unsure()
 
     def weighted_sum(self, c: Tensor) -> Tensor:
         """The view's sum in its place."""

@@ -9,7 +9,7 @@ from .correlation import by_positions, positions_pay, unfold_first
 from .cost import Plan, scratch, spans
 from .form import Form, real, squared, wide
 from .geometry import Geometry, unfold
-from .guard import guarded, restored, scaled
+from .guard import Unsure, guarded, restored, scaled
 from .outer import Outer
 from .sketch import Sketch
 
@@ -174,7 +174,8 @@ class Patches(Form):
         if self.plan().way == "gram":
             found, energy = by_positions(self.x, self.grad, self.shape, self.geometry)
             t = self.grad.shape[2:].numel()
-            return found, guarded(found, energy, *self._lengths(), t, self.exactly)[0]
+            unsure = Unsure(found, energy, *self._lengths(), t, self.exactly)
+            return found, guarded([unsure])[0][0]
         found, sizes = self.sq_norms(), self._sizes()
         unit = torch.finfo(torch.float32).eps
         slack = unit**2 * 1e4 * sizes
