@@ -79,8 +79,7 @@ class Stretch:
         recorder, ledger = self.tape._open(), self.tape._ledger
         selected = recorder.parameters.selected
         expect_no_hooks(recorder)
-        self._expect_current(selected)
-        before = {name: getattr(p, "grad_sample", None) for name, p in selected.items()}
+        before = self._expect_current(selected)
         ledger.sink = written = Written(selected)
         recorder.inputs.storages.clear()  # rows are written at once: nothing can change meanwhile
         try:
@@ -124,17 +123,21 @@ class Stretch:
                     fix="give a regulariser its own backward(); pass samples as arguments",
                 )
 
-    def _expect_current(self, selected: Mapping[str, Tensor]) -> None:
+    def _expect_current(self, selected: Mapping[str, Tensor]) -> dict[str, Tensor | None]:
+        """Refuse parameters of another step; the rows that are there."""
+        found = {}
         for name, parameter in selected.items():
-            if version(parameter) != self.versions.get(name, version(parameter)):
+            now = version(parameter)
+            if now != self.versions.get(name, now):
                 raise StaleError(
                     f"the parameter {name!r} was modified between forward and backward",
                     why="its per-sample gradients would be those of another forward",
                     fix="call backward() before optimizer.step()",
                 )
-            known = getattr(parameter, "grad_sample", None)
+            found[name] = known = getattr(parameter, "grad_sample", None)
             if known is not None and not self.shared and self.written.get(name) is not known:
                 raise multiple_calls(name)
+        return found
 
 
 def multiple_calls(name: str) -> UsageError:
@@ -200,9 +203,10 @@ def run(
             inner.append(tensor.detach().requires_grad_())
         return next(i for o, i in zip(outer, inner, strict=True) if o is tensor)
 
-    args, kwargs = mapped((args, kwargs), leaf)
+    args, kwargs = mapped(args, leaf), mapped(kwargs, leaf) if kwargs else kwargs
     recorder = record(module, n=batch.size, dim=batch.dim, **options)
     use_own_rules(recorder, batch)
+    recorder.inputs.begin(module, args, kwargs)
     with recorder as tape:
         tape._ledger.strict = True
         result = module(*args, **kwargs)
@@ -222,8 +226,9 @@ def run(
     edges = [get_gradient_edge(out) for out in outputs]
     stretch = Stretch(tape, batch, inner, edges, states, shared)
     stretch.versions = {name: version(p) for name, p in selected.items()}
-    anchor = torch.zeros((), requires_grad=True)
-    seen = Node.apply(anchor, stretch, outputs, *outer)
+    seen = Node.apply(recorder.anchor, stretch, outputs, *outer)
+    if outputs[0] is result:
+        return seen[0]
     return mapped(
         result, lambda t: next((s for o, s in zip(outputs, seen, strict=True) if o is t), t)
     )
