@@ -103,6 +103,10 @@ class Outer(Form):
             rows = torch.matmul(left.transpose(2, 3), right)
         return rows.reshape(n, *self.shape)
 
+    def owns(self, rows: Tensor) -> bool:
+        """Products are new memory, or zeros without memory."""
+        return rows._is_zerotensor()
+
     def wide_dense(self, first: int = 0, last: int | None = None) -> Tensor:
         """From widened factors."""
         if self.dtype == wide(self.dtype):
