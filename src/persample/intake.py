@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -167,7 +167,7 @@ class Intake:
 
     def _hand(self, entry: Entry) -> None:
         if self.sink is not None:
-            for parameter, part in self.attached(entry, set(self.names)):
+            for parameter, part in self.attached(entry, self._selected):
                 self.sink(parameter, part)
         elif self.lean is not None:
             self._ask(self.lean, entry)
@@ -183,7 +183,7 @@ class Intake:
             seen = measured(entry.form, entry.form, kept=False)
             self.told.append((entry.use, entry.operand, entry.rule, seen))
         with within(self.recorder.budget):
-            for parameter, part in self.attached(entry, set(self.names)):
+            for parameter, part in self.attached(entry, self._selected):
                 lean.take(parameter, part)
 
     def expect_what_was_saved(self) -> None:
@@ -240,7 +240,7 @@ class Intake:
             for operand in use.operands:
                 self.lean.expect(self.sources(operand))
 
-    def attached(self, entry: Entry, names: set[str]) -> list[tuple[str, Form]]:
+    def attached(self, entry: Entry, names: Container[str]) -> list[tuple[str, Form]]:
         """The entry's form as a form of the parameters behind its operand."""
         return attached(entry, names, self._selected)
 
