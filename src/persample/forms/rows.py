@@ -84,25 +84,28 @@ class Rows(Form):
         part = self
         if first or (last is not None and last != self.n):
             part = self.narrowed(first, self.n if last is None else last)
-        item = part.values.numel() * wide(self.dtype).itemsize // max(part.n, 1)
-        if part.even and part.n * item > _RUN:
-            for start, stop in spans(part.n, item, _RUN):
-                part.narrowed(start, stop)._add_all(out[start:stop])
-        else:
-            part._add_all(out)
+        flat, values = out.view(part.n * self.shape[0], self.shape[1]), part.values.to(out.dtype)
+        if not part.even:
+            flat.index_add_(0, part._keys(), values)
+            return out
+        index, starts, each = *part._spread(), part._each()
+        for start, stop in spans(part.n, each * self.shape[1] * out.element_size(), _RUN):
+            some = slice(start * each, stop * each)
+            flat.index_add_(0, (index[start:stop] + starts[start:stop]).view(-1), values[some])
         return out
-
-    def _add_all(self, out: Tensor) -> None:
-        flat = out.view(self.n * self.shape[0], self.shape[1])
-        flat.index_add_(0, self._keys(), self.values.to(out.dtype))
 
     def _keys(self) -> Tensor:
         """One number for every (sample, index)."""
-        v = self.shape[0]
         if not self.even:
-            return torch.add(self.index, self.sample, alpha=v)
-        starts = torch.arange(0, self.n * v, v, device=self.device).unsqueeze(1)
-        return (self.index.view(self.n, self._each()) + starts).view(-1)
+            return torch.add(self.index, self.sample, alpha=self.shape[0])
+        index, starts = self._spread()
+        return (index + starts).view(-1)
+
+    def _spread(self) -> tuple[Tensor, Tensor]:
+        """The index of each sample's rows, (n, r / n), and where its table begins, (n, 1)."""
+        v = self.shape[0]
+        starts = torch.arange(0, self.n * v, max(v, 1), device=self.device).unsqueeze(1)
+        return self.index.view(self.n, self._each()), starts
 
     def write(self, out: Tensor) -> Tensor:
         """Cleared, then added into; a buffer of ours is cleared only where we wrote."""
