@@ -130,7 +130,7 @@ class Intake:
                 self.returned.append((use, same))
         recorder = self.recorder
         scaled = tuple([None if g is None else self._unscaled(g) for g in grads])
-        if self.lean is None:  # a lean recording asks at once
+        if self.lean is None and self.sink is None:  # those two ask at once
             storages = recorder.inputs.storages
             saved = tuple([own(t, storages) for t in saved])
         firing = Firing(saved, scaled)
@@ -147,6 +147,9 @@ class Intake:
                 continue
             if isinstance(form, OfTable):
                 operand, form = table_behind(operand, self._selected), form.rows
+            if self.sink is not None and operand.name is not None and recorder.spread is None:
+                self.sink(operand.name, form)
+                continue
             entry = Entry(use, operand, form, name, kept)
             if recorder.spread is None:
                 self._hand(entry)
