@@ -18,11 +18,12 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from ..backward import engine, expect_no_hooks, receiving
 from ..entry import record
 from ..errors import MixedSamplesError, StaleError, UsageError
-from ..layout import Mixed
+from ..layout import CONSTANT, Mixed
 from ..marks import Derived, version
 from ..tape import Tape
 from .containers import mapped
 from .contract import accumulate, filled_up
+from .detached import Detached, rewrite
 from .own import use_own_rules
 from .written import Written
 
@@ -191,20 +192,12 @@ def run(
 
     ``shared``: several stretches may add to the ``grad_sample`` of one weight.
     """
-    outer: list[Tensor] = []
-    inner: list[Tensor] = []
-
-    def leaf(tensor: Tensor) -> Tensor:
-        if not tensor.requires_grad:
-            return tensor
-        if not any(tensor is known for known in outer):
-            outer.append(tensor)
-            inner.append(tensor.detach().requires_grad_())
-        return next(i for o, i in zip(outer, inner, strict=True) if o is tensor)
-
-    args, kwargs = mapped(args, leaf), mapped(kwargs, leaf) if kwargs else kwargs
+    inputs = Detached(writable=not shared)
+    args, kwargs = mapped(args, inputs), mapped(kwargs, inputs) if kwargs else kwargs
     recorder = record(module, n=batch.size, dim=batch.dim, **options)
     use_own_rules(recorder, batch)
+    for given in inputs.given:
+        recorder.marks.put(given, CONSTANT)  # until it is known to hold samples
     recorder.inputs.begin(module, args, kwargs)
     with recorder as tape:
         tape._ledger.strict = True
@@ -218,16 +211,24 @@ def run(
 
     with torch._C.DisableTorchFunction():
         mapped(result, gather)
+        written = inputs.written()
+        for _, given in written:
+            gather(given)
         states = [recorder.look(out) for out in outputs]
     if not outputs:
         return result
     selected = recorder.parameters.selected
     edges = [get_gradient_edge(out) for out in outputs]
-    stretch = Stretch(tape, batch, inner, edges, states, shared)
+    stretch = Stretch(tape, batch, inputs.leaves, edges, states, shared)
     stretch.versions = {name: version(p) for name, p in selected.items()}
-    seen = Node.apply(recorder.anchor, stretch, outputs, *outer)
-    if outputs[0] is result:
-        return seen[0]
-    return mapped(
-        result, lambda t: next((s for o, s in zip(outputs, seen, strict=True) if o is t), t)
+    found = dict(
+        zip(
+            map(id, outputs),
+            Node.apply(recorder.anchor, stretch, outputs, *inputs.outer),
+            strict=True,
+        )
     )
+    for tensor, given in written:
+        rewrite(tensor, found[id(given)])
+        found[id(given)] = tensor
+    return mapped(result, lambda t: found.get(id(t), t))
