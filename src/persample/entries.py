@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -62,7 +62,7 @@ def sources(operand: Operand, selected: Selected) -> list[str]:
     return operand.sources
 
 
-def attached(entry: Entry, names: set[str], selected: Selected) -> list[tuple[str, Form]]:
+def attached(entry: Entry, names: Container[str], selected: Selected) -> list[tuple[str, Form]]:
     """The entry's form as a form of the parameters behind its operand."""
     operand, form = entry.operand, entry.form
     if operand.name is not None:

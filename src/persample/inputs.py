@@ -71,6 +71,7 @@ class Inputs:
         self._guessed: dict[int, Tensor] = {}
         self._hooked: list[nn.Module] = []
         self._inside: Any = None
+        self._begun = False
 
     def mark(self, tensor: Tensor, *, dim: int = 0, ids: Tensor | None = None) -> None:
         """The user says where the samples are."""
@@ -136,9 +137,17 @@ class Inputs:
                 return Layout(layout.axes[0], 1, pattern.view_as(layout.ids), layout.coupled)
         return layout
 
+    def begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Take the arguments of the only call to come: no module has to tell when it is made."""
+        self._begun = True
+        self._take(module, args, kwargs)
+
     def install(self, modules: Iterable[nn.Module]) -> None:
         """Hook all of them (undone when the block ends, and while a module runs)."""
-        self._hooked = [m for m in modules if not isinstance(m, torch.jit.ScriptModule)]
+        kind = nn.RNNBase if self._begun else nn.Module
+        self._hooked = [
+            m for m in modules if isinstance(m, kind) and not isinstance(m, torch.jit.ScriptModule)
+        ]
         self._hook(self._hooked)
 
     def _hook(self, modules: list[nn.Module]) -> None:
@@ -167,13 +176,11 @@ class Inputs:
             self._inside = None
 
     def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if self._inside is None:
+        if self._inside is None and not self._begun:
             self._inside = module.register_forward_hook(self._after, always_call=True)
             self._unhook()  # modules inside run as fast as ever
             self._hook([m for m in self._hooked if isinstance(m, nn.RNNBase)])
             with torch._C.DisableTorchFunction():
-                if self.recorder.spread is not None:
-                    self.recorder.spread.notice()
                 self._take(module, args, kwargs)
         if isinstance(module, nn.RNNBase):
             states: list[tuple[str, Any]] = []
@@ -194,6 +201,8 @@ class Inputs:
             self._hook(self._hooked)
 
     def _take(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if self.recorder.spread is not None:
+            self.recorder.spread.notice()
         found: list[tuple[str, Any]] = []
         names = argument_names(module)
         for k, value in enumerate(args):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -130,7 +130,7 @@ class Intake:
                 self.returned.append((use, same))
         recorder = self.recorder
         scaled = tuple([None if g is None else self._unscaled(g) for g in grads])
-        if self.lean is None:  # a lean recording asks at once
+        if self.lean is None and self.sink is None:  # those two ask at once
             storages = recorder.inputs.storages
             saved = tuple([own(t, storages) for t in saved])
         firing = Firing(saved, scaled)
@@ -147,6 +147,9 @@ class Intake:
                 continue
             if isinstance(form, OfTable):
                 operand, form = table_behind(operand, self._selected), form.rows
+            if self.sink is not None and operand.name is not None and recorder.spread is None:
+                self.sink(operand.name, form)
+                continue
             entry = Entry(use, operand, form, name, kept)
             if recorder.spread is None:
                 self._hand(entry)
@@ -167,7 +170,7 @@ class Intake:
 
     def _hand(self, entry: Entry) -> None:
         if self.sink is not None:
-            for parameter, part in self.attached(entry, set(self.names)):
+            for parameter, part in self.attached(entry, self._selected):
                 self.sink(parameter, part)
         elif self.lean is not None:
             self._ask(self.lean, entry)
@@ -183,7 +186,7 @@ class Intake:
             seen = measured(entry.form, entry.form, kept=False)
             self.told.append((entry.use, entry.operand, entry.rule, seen))
         with within(self.recorder.budget):
-            for parameter, part in self.attached(entry, set(self.names)):
+            for parameter, part in self.attached(entry, self._selected):
                 lean.take(parameter, part)
 
     def expect_what_was_saved(self) -> None:
@@ -240,7 +243,7 @@ class Intake:
             for operand in use.operands:
                 self.lean.expect(self.sources(operand))
 
-    def attached(self, entry: Entry, names: set[str]) -> list[tuple[str, Form]]:
+    def attached(self, entry: Entry, names: Container[str]) -> list[tuple[str, Form]]:
         """The entry's form as a form of the parameters behind its operand."""
         return attached(entry, names, self._selected)
 

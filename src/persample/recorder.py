@@ -26,6 +26,8 @@ from .propagate import find
 from .tape import Tape
 
 _OPEN: list[set[int]] = []  # ids of the modules of every open recording
+with torch.inference_mode(False):
+    _ANCHOR = torch.zeros((), device="cpu", requires_grad=True)  # gives our nodes a reason to exist
 
 
 class _Mode(TorchFunctionMode):
@@ -74,7 +76,7 @@ class Recorder:
         self.custom = CustomFunctions(self)
         self.calls = Calls(self)
         self.mode = _Mode(self.calls)
-        self.anchor = torch.zeros((), requires_grad=True)
+        self.anchor = _ANCHOR
         self._tape: Tape | None = Tape(self)
         self.tape_ref = weakref.ref(self._tape)
         weakref.finalize(self._tape, self.release)

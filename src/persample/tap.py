@@ -72,6 +72,23 @@ class Before:
         return self.saved
 
 
+class After:
+    """Called after the operator's own node has run, where rows are written out at once.
+
+    A convolution in space takes its most memory while it computes the gradient of its input: rows
+    are written when that is over.
+    """
+
+    __slots__ = ("before",)
+
+    def __init__(self, before: Before) -> None:
+        self.before = before
+
+    def __call__(self, found: Any, grads: tuple[Tensor | None, ...]) -> None:
+        """Hand the gradient to the use."""
+        self.before(grads)
+
+
 def source(operator: Operator, recorder: Recorder, result: Tensor) -> Tensor | None:
     """The tensor whose node a hook can go on: the result, or what it is a reshaped view of.
 
@@ -94,7 +111,12 @@ def hook(use: Use, result: Tensor, made: Tensor, saved: Sequence[Tensor]) -> Non
     node = made.grad_fn
     assert node is not None
     shape = None if made is result else result.shape
-    node.register_prehook(Before(use, saved, made.output_nr, shape))
+    before = Before(use, saved, made.output_nr, shape)
+    tape = use.tape() if use.operator == "conv3d" else None
+    if tape is not None and tape._ledger.strict:
+        node.register_hook(After(before))
+    else:
+        node.register_prehook(before)
 
 
 class Tap(torch.autograd.Function):

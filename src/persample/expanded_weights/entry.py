@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..arguments import walk
 from ..errors import UsageError, describe, here
+from ..parameters import modules_of
 from .stretch import Batch, multiple_calls, run
 
 
@@ -38,14 +39,16 @@ def call_for_per_sample_grads(
     torch.Size([4, 2, 3])
     """
     _expect(module, batch_size, loss_reduction)
-    known = dict(module.named_parameters())
-    _expect_cleared(known)
+    known = [p for _, part in modules_of(module) for p in part._parameters.values()]
+    _expect_cleared(module, known)
     dim = 0 if batch_first else 1
 
     @functools.wraps(module.forward)
     def call(*args: Any, **kwargs: Any) -> Any:
         n = _inferred(module, args, kwargs, dim) if batch_size is None else batch_size
-        trainable = _expect_cleared(known) or any(p.requires_grad for p in module.parameters())
+        trainable = _expect_cleared(module, known) or any(
+            p.requires_grad for p in module.parameters()
+        )
         if not (trainable and torch.is_grad_enabled()):
             return module(*args, **kwargs)
         return run(module, args, kwargs, Batch(n, dim, loss_reduction, n))
@@ -81,13 +84,15 @@ def _expect(module: Any, batch_size: Any, loss_reduction: Any) -> None:
         )
 
 
-def _expect_cleared(parameters: dict[str, nn.Parameter]) -> bool:
+def _expect_cleared(module: nn.Module, parameters: Sequence[nn.Parameter | None]) -> bool:
     """Refuse rows of an earlier batch; whether any parameter is trainable."""
     trainable = False
-    for name, parameter in parameters.items():
+    for parameter in parameters:
         if getattr(parameter, "grad_sample", None) is not None:
-            raise multiple_calls(name)
-        trainable = trainable or parameter.requires_grad
+            raise multiple_calls(
+                next((n for n, p in module.named_parameters() if p is parameter), "?")
+            )
+        trainable = trainable or (parameter is not None and parameter.requires_grad)
     return trainable
 
 

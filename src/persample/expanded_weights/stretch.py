@@ -18,11 +18,12 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from ..backward import engine, expect_no_hooks, receiving
 from ..entry import record
 from ..errors import MixedSamplesError, StaleError, UsageError
-from ..layout import Mixed
+from ..layout import CONSTANT, Mixed
 from ..marks import Derived, version
 from ..tape import Tape
 from .containers import mapped
 from .contract import accumulate, filled_up
+from .detached import Detached, rewrite
 from .own import use_own_rules
 from .written import Written
 
@@ -79,10 +80,8 @@ class Stretch:
         recorder, ledger = self.tape._open(), self.tape._ledger
         selected = recorder.parameters.selected
         expect_no_hooks(recorder)
-        self._expect_current(selected)
-        before = {name: getattr(p, "grad_sample", None) for name, p in selected.items()}
+        before = self._expect_current(selected)
         ledger.sink = written = Written(selected)
-        recorder.inputs.storages.clear()  # rows are written at once: nothing can change meanwhile
         try:
             with receiving(recorder, 1.0):
                 run()
@@ -124,17 +123,21 @@ class Stretch:
                     fix="give a regulariser its own backward(); pass samples as arguments",
                 )
 
-    def _expect_current(self, selected: Mapping[str, Tensor]) -> None:
+    def _expect_current(self, selected: Mapping[str, Tensor]) -> dict[str, Tensor | None]:
+        """Refuse parameters of another step; the rows that are there."""
+        found = {}
         for name, parameter in selected.items():
-            if version(parameter) != self.versions.get(name, version(parameter)):
+            now = version(parameter)
+            if now != self.versions.get(name, now):
                 raise StaleError(
                     f"the parameter {name!r} was modified between forward and backward",
                     why="its per-sample gradients would be those of another forward",
                     fix="call backward() before optimizer.step()",
                 )
-            known = getattr(parameter, "grad_sample", None)
+            found[name] = known = getattr(parameter, "grad_sample", None)
             if known is not None and not self.shared and self.written.get(name) is not known:
                 raise multiple_calls(name)
+        return found
 
 
 def multiple_calls(name: str) -> UsageError:
@@ -189,20 +192,13 @@ def run(
 
     ``shared``: several stretches may add to the ``grad_sample`` of one weight.
     """
-    outer: list[Tensor] = []
-    inner: list[Tensor] = []
-
-    def leaf(tensor: Tensor) -> Tensor:
-        if not tensor.requires_grad:
-            return tensor
-        if not any(tensor is known for known in outer):
-            outer.append(tensor)
-            inner.append(tensor.detach().requires_grad_())
-        return next(i for o, i in zip(outer, inner, strict=True) if o is tensor)
-
-    args, kwargs = mapped((args, kwargs), leaf)
+    inputs = Detached(writable=not shared)
+    args, kwargs = mapped(args, inputs), mapped(kwargs, inputs) if kwargs else kwargs
     recorder = record(module, n=batch.size, dim=batch.dim, **options)
     use_own_rules(recorder, batch)
+    for given in inputs.given:
+        recorder.marks.put(given, CONSTANT)  # until it is known to hold samples
+    recorder.inputs.begin(module, args, kwargs)
     with recorder as tape:
         tape._ledger.strict = True
         result = module(*args, **kwargs)
@@ -215,15 +211,24 @@ def run(
 
     with torch._C.DisableTorchFunction():
         mapped(result, gather)
+        written = inputs.written()
+        for _, given in written:
+            gather(given)
         states = [recorder.look(out) for out in outputs]
     if not outputs:
         return result
     selected = recorder.parameters.selected
     edges = [get_gradient_edge(out) for out in outputs]
-    stretch = Stretch(tape, batch, inner, edges, states, shared)
+    stretch = Stretch(tape, batch, inputs.leaves, edges, states, shared)
     stretch.versions = {name: version(p) for name, p in selected.items()}
-    anchor = torch.zeros((), requires_grad=True)
-    seen = Node.apply(anchor, stretch, outputs, *outer)
-    return mapped(
-        result, lambda t: next((s for o, s in zip(outputs, seen, strict=True) if o is t), t)
+    found = dict(
+        zip(
+            map(id, outputs),
+            Node.apply(recorder.anchor, stretch, outputs, *inputs.outer),
+            strict=True,
+        )
     )
+    for tensor, given in written:
+        rewrite(tensor, found[id(given)])
+        found[id(given)] = tensor
+    return mapped(result, lambda t: found.get(id(t), t))

@@ -28,4 +28,5 @@ class Written:
 
     def finished(self, name: str) -> Tensor:
         """The rows in the parameter's dtype."""
-        return self.rows[name].to(self.selected[name].dtype)
+        rows, dtype = self.rows[name], self.selected[name].dtype
+        return rows if rows.dtype is dtype else rows.to(dtype)

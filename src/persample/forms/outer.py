@@ -91,9 +91,13 @@ class Outer(Form):
 
     def dense(self, first: int = 0, last: int | None = None) -> Tensor:
         """One batched matrix product."""
-        left, right = self.left, self.right
+        left, right = self.given
         if first or last is not None:
             left, right = left[first:last], right[first:last]
+        if left.dim() == 2:
+            product = torch.mul if left.shape[0] * self.size <= BROADCAST else torch.bmm
+            rows = product(left.unsqueeze(2), right.unsqueeze(1))
+            return rows if rows.shape[1:] == self.shape else rows.view(len(rows), *self.shape)
         n, k, t, _ = left.shape
         if t == 1 and n * self.size <= BROADCAST:
             rows = left.transpose(2, 3) * right
@@ -102,6 +106,10 @@ class Outer(Form):
         else:
             rows = torch.matmul(left.transpose(2, 3), right)
         return rows.reshape(n, *self.shape)
+
+    def owns(self, rows: Tensor) -> bool:
+        """Products are new memory, or zeros without memory."""
+        return rows._is_zerotensor()
 
     def wide_dense(self, first: int = 0, last: int | None = None) -> Tensor:
         """From widened factors."""

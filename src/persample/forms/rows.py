@@ -15,27 +15,45 @@ from .sketch import Sketch
 
 # The rows that were written to a user's buffer, and the buffer's version and memory then.
 _WRITTEN: MutableMapping[Tensor, tuple[Tensor, int, int]] = WeakTensorKeyDictionary()
+_RUN = 256 << 10  # bytes of values that stay in cache while they are copied and added
 
 
 class Rows(Form):
     """gᵢ = Σ over r with sample[r] = i of e(index[r]) ⊗ values[r], a matrix (v, d).
 
-    ``sample`` and ``index`` are (r,), ``values`` is (r, d).
+    ``sample`` and ``index`` are (r,), ``values`` is (r, d). Without ``sample``, all samples have
+    equally many rows, one sample's after the other's.
     """
 
-    __slots__ = ("index", "sample", "values")
+    __slots__ = ("_sample", "even", "index", "values")
 
-    def __init__(self, sample: Tensor, index: Tensor, values: Tensor, n: int, shape: torch.Size):
+    def __init__(
+        self, sample: Tensor | None, index: Tensor, values: Tensor, n: int, shape: torch.Size
+    ) -> None:
         super().__init__(n, shape, values.dtype, values.device)
-        self.sample, self.index, self.values = sample, index, values
+        self._sample, self.even = sample, sample is None
+        self.index, self.values = index, values
+
+    @property
+    def sample(self) -> Tensor:
+        """The sample of every row."""
+        if self._sample is None:
+            samples = torch.arange(self.n, device=self.device)
+            self._sample = samples.repeat_interleave(self._each())
+        return self._sample
+
+    def _each(self) -> int:
+        """How many rows a sample has, if all have equally many."""
+        return self.index.numel() // max(self.n, 1)
 
     def tensors(self) -> list[Tensor]:
         """What the form is made of."""
-        return [self.values, self.index, self.sample]
+        return [self.values, self.index] + ([] if self.even else [self.sample])
 
     def nbytes(self) -> int:
-        """Bytes of values and both index vectors."""
-        return self.values.numel() * self.values.element_size() + 16 * self.index.numel()
+        """Bytes of values and index vectors."""
+        vectors = 1 if self.even else 2
+        return self.values.numel() * self.values.element_size() + 8 * vectors * self.index.numel()
 
     def work(self) -> int:
         """One addition per value."""
@@ -45,10 +63,13 @@ class Rows(Form):
         """Zero rows for some samples."""
         mask = bad[self.sample].unsqueeze(1)
         values = self.values.masked_fill(mask, 0)
-        return Rows(self.sample, self.index, values, self.n, self.shape)
+        return Rows(None if self.even else self.sample, self.index, values, self.n, self.shape)
 
     def narrowed(self, first: int, last: int) -> Rows:
         """Some samples' rows."""
+        if self.even:
+            part = slice(first * self._each(), last * self._each())
+            return Rows(None, self.index[part], self.values[part], last - first, self.shape)
         keep = (self.sample >= first) & (self.sample < last)
         mine = self.sample[keep] - first
         return Rows(mine, self.index[keep], self.values[keep], last - first, self.shape)
@@ -63,14 +84,28 @@ class Rows(Form):
         part = self
         if first or (last is not None and last != self.n):
             part = self.narrowed(first, self.n if last is None else last)
-        v, d = self.shape
-        flat = out.view(part.n * v, d)
-        flat.index_add_(0, part._keys(), part.values.to(out.dtype))
+        flat, values = out.view(part.n * self.shape[0], self.shape[1]), part.values.to(out.dtype)
+        if not part.even:
+            flat.index_add_(0, part._keys(), values)
+            return out
+        index, starts, each = *part._spread(), part._each()
+        for start, stop in spans(part.n, each * self.shape[1] * out.element_size(), _RUN):
+            some = slice(start * each, stop * each)
+            flat.index_add_(0, (index[start:stop] + starts[start:stop]).view(-1), values[some])
         return out
 
     def _keys(self) -> Tensor:
         """One number for every (sample, index)."""
-        return torch.add(self.index, self.sample, alpha=self.shape[0])
+        if not self.even:
+            return torch.add(self.index, self.sample, alpha=self.shape[0])
+        index, starts = self._spread()
+        return (index + starts).view(-1)
+
+    def _spread(self) -> tuple[Tensor, Tensor]:
+        """The index of each sample's rows, (n, r / n), and where its table begins, (n, 1)."""
+        v = self.shape[0]
+        starts = torch.arange(0, self.n * v, max(v, 1), device=self.device).unsqueeze(1)
+        return self.index.view(self.n, self._each()), starts
 
     def write(self, out: Tensor) -> Tensor:
         """Cleared, then added into; a buffer of ours is cleared only where we wrote."""
@@ -167,7 +202,7 @@ class Rows(Form):
     def _runs(self) -> Iterator[slice]:
         """Rows, as many at a time as stay in cache when copied."""
         width = self.values.shape[1] * wide(self.dtype).itemsize
-        for first, last in spans(self.values.shape[0], width, 256 << 10):
+        for first, last in spans(self.values.shape[0], width, _RUN):
             yield slice(first, last)
 
     def dot(self, direction: Tensor) -> Tensor:
@@ -203,10 +238,9 @@ class Rows(Form):
         """
         dtype = wide(self.dtype)
         out = self.values.new_zeros(self.n, dtype=real(self.dtype))
-        count = self.index.numel() // max(self.n, 1)
-        even = torch.arange(self.n, device=self.device).repeat_interleave(count)
+        count = self._each()
         fits = 2 * self.n * outer.t * count * dtype.itemsize <= scratch()
-        if fits and self.dtype == outer.dtype == dtype and torch.equal(self.sample, even):
+        if fits and self.dtype == outer.dtype == dtype and self.even:
             index = self.index.view(self.n, 1, count).expand(-1, outer.t, -1)
             products = torch.bmm(outer.right[:, 0], self.values.view(self.n, count, -1).mT)
             return products.mul_(outer.left[:, 0].gather(2, index)).sum((1, 2))
@@ -225,10 +259,15 @@ class Rows(Form):
 
 def concatenated_rows(forms: list[Rows]) -> Rows:
     """Several look-ups in one table are more rows of one form."""
+    n, shape = forms[0].n, forms[0].shape
+    if n and all(f.even for f in forms):
+        index = torch.cat([f.index.view(n, -1) for f in forms], 1).view(-1)
+        values = torch.cat([f.values.view(n, -1, shape[1]) for f in forms], 1)
+        return Rows(None, index, values.view(-1, shape[1]), n, shape)
     return Rows(
         torch.cat([f.sample for f in forms]),
         torch.cat([f.index for f in forms]),
         torch.cat([f.values for f in forms]),
-        forms[0].n,
-        forms[0].shape,
+        n,
+        shape,
     )

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..forms import Dense, Form, Part, Rows
-from ..layout import Layout
+from ..layout import Layout, closed
 from ..marks import version
 from ..use import Firing, Lookup, Operand, Use
 from .rows import Unsuited, row_ids
@@ -23,13 +23,9 @@ def embedding(use: Use, firing: Firing, n: int) -> Forms:
     grad, layout = firing.grads[0], use.out_layouts[0]
     if grad is None or len(use.operands) != 1:
         raise Unsuited
-    sample = row_ids(grad, layout, n, grad.dim() - 1)
-    values = grad.reshape(-1, grad.shape[-1])
-    found = _rows(
-        sample, index.reshape(-1), values, n, weight.shape, padding, ragged=layout.ids is not None
-    )
+    found = _rows(layout, index, grad, n, weight.shape, padding)
     if by_frequency:
-        counts = _counts(found.sample, found.index, weight.shape[0], values.dtype)
+        counts = _counts(found.sample, found.index, weight.shape[0], grad.dtype)
         found.values = found.values / counts.unsqueeze(1)
     return [found]
 
@@ -41,12 +37,7 @@ def looked_up(grad: Tensor, layout: Layout, operand: Operand, n: int) -> OfTable
         raise Unsuited
     if version(lookup.index) != lookup.version:  # autograd says what was overwritten
         raise Unsuited
-    sample = row_ids(grad, layout, n, grad.dim() - 1)
-    values = grad.reshape(-1, grad.shape[-1])
-    index = lookup.index.reshape(-1)
-    return OfTable(
-        _rows(sample, index, values, n, lookup.shape, lookup.padding, ragged=layout.ids is not None)
-    )
+    return OfTable(_rows(layout, lookup.index, grad, n, lookup.shape, lookup.padding))
 
 
 def of_table(form: Dense, lookup: Lookup) -> Form:
@@ -56,26 +47,22 @@ def of_table(form: Dense, lookup: Lookup) -> Form:
         if index.numel() and bool((index.diff() == 1).all()):  # positions: a slice of the table
             piece = Dense(form.values.reshape(n, index.numel(), width))
             return Part(piece, lookup.shape, (width, 1), int(index[0]) * width)
-    sample = torch.arange(n, device=form.device).repeat_interleave(index.numel())
-    values = form.values.reshape(n * index.numel(), width)
-    return _rows(sample, index.repeat(n), values, n, lookup.shape, lookup.padding, ragged=False)
+    values = form.values.reshape(n, index.numel(), width)
+    return _rows(closed(0), index.repeat(n), values, n, lookup.shape, lookup.padding)
 
 
 def _rows(
-    sample: Tensor,
-    index: Tensor,
-    values: Tensor,
-    n: int,
-    shape: torch.Size,
-    padding: int | None,
-    *,
-    ragged: bool,
+    layout: Layout, index: Tensor, grad: Tensor, n: int, shape: torch.Size, padding: int | None
 ) -> Rows:
     """Rows of no sample, and of the padding index, count nothing."""
-    keep = None
+    index, values = index.reshape(-1), grad.reshape(-1, grad.shape[-1])
+    keep = sample = None
     if padding is not None and padding >= 0:
         keep = index != padding
-    if ragged:  # rows of nobody are possible
+    even = layout.ids is None and layout.axis == 0 and grad.dim() > 1
+    if not even or grad.shape[0] != n * layout.inner:
+        sample = row_ids(grad, layout, n, grad.dim() - 1)
+    if sample is not None and layout.ids is not None:  # rows of nobody are possible
         keep = sample >= 0 if keep is None else keep & (sample >= 0)
         sample = sample.clamp(min=0)
     if keep is not None:

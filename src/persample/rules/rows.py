@@ -25,8 +25,8 @@ def by_sample(x: Tensor, layout: Layout, n: int, keep: int) -> Tensor:
     if axis >= lead:
         raise Unsuited
     size = x.shape[axis]
-    if lead == 2 and axis == 0 and size == n and n:
-        return x
+    if axis == 0 and size == n and n and lead <= 2:
+        return x if lead == 2 else x.unsqueeze(1)
     if n == 0 or x.numel() == 0:
         return x.new_zeros((n, math.prod(x.shape[:lead]) // max(n, 1), *x.shape[lead:]))
     if axis == 0 and size == n * inner:
