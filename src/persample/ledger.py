@@ -163,4 +163,4 @@ def _bounds(forms: Forms) -> dict[str, Tensor]:
 def _sharing(forms: Forms) -> contextlib.AbstractContextManager[None]:
     """Keep products of positions that several parameters have in common."""
     outer = [f for f in forms.values() if isinstance(f, Outer) and f.t > 1]
-    return sharing(factor for form in outer for factor in (form.left, form.right))
+    return sharing(factor for form in outer for factor in form.given)

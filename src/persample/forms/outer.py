@@ -7,10 +7,10 @@ import math
 import torch
 from torch import Tensor
 
-from .cost import BROADCAST, Plan, cheapest, scratch, spans
+from .cost import Plan, cheapest, scratch, spans
 from .form import Form, real, squared, wide
 from .guard import Unsure, guarded, restored, rounded, scaled
-from .pairs import by_pairs, energies, widened, written_out
+from .pairs import by_pairs, energies, matrices, weighted, widened, written_out
 from .sketch import Sketch
 
 
@@ -20,8 +20,8 @@ class Outer(Form):
     ``left`` is (n, k, t, a), ``right`` is (n, k, t, b); ``shape`` is the tensor's own shape, which
     holds the k·a·b numbers in that order. Complex factors are multiplied as they are.
 
-    Factors of one block and one position may be given as (n, a) and (n, b): ``given``. They get
-    their other axes when somebody looks at them.
+    Factors of one block are kept as ``given``: (n, t, a) and (n, t, b), or (n, a) and (n, b) if
+    there is one position. They get their other axes when somebody looks at them.
     """
 
     __slots__ = ("given", "left", "right")
@@ -32,24 +32,27 @@ class Outer(Form):
         if left.dtype is not right.dtype:
             dtype = torch.promote_types(left.dtype, right.dtype)
             left, right = left.to(dtype), right.to(dtype)
+        if left.dim() == 4 and left.shape[1] == 1:
+            left, right = left.squeeze(1), right.squeeze(1)
         self.n, self.shape, self.dtype = left.shape[0], shape, left.dtype
         self.device, self.given = right.device, (left, right)
-        if left.dim() == 4:
-            self.left, self.right = left, right
 
     def __getattr__(self, name: str) -> Tensor:
         if name not in ("left", "right"):
             raise AttributeError(name)
-        self.left, self.right = (f[:, None, None] for f in self.given)
-        return self.left if name == "left" else self.right
+        left, right = self.given
+        for _ in range(4 - left.dim()):
+            left, right = left.unsqueeze(1), right.unsqueeze(1)
+        self.left, self.right = left, right
+        return left if name == "left" else right
 
     # ------------------------------------------------------------------ sizes and costs
 
     @property
     def t(self) -> int:
         """Positions."""
-        given = self.given[0].shape
-        return given[2] if len(given) == 4 else 1
+        given = self.given[0]
+        return given.shape[-2] if given.dim() > 2 else 1
 
     def plan(self) -> Plan:
         """Position-by-position products, t²(a+b), against the matrix itself, t·a·b."""
@@ -80,12 +83,14 @@ class Outer(Form):
 
     def without(self, bad: Tensor) -> Outer:
         """Zero factors for some samples."""
-        mask = bad.view(-1, 1, 1, 1)
-        return Outer(self.left.masked_fill(mask, 0), self.right.masked_fill(mask, 0), self.shape)
+        left, right = self.given
+        mask = bad.view(-1, *[1] * (left.dim() - 1))
+        return Outer(left.masked_fill(mask, 0), right.masked_fill(mask, 0), self.shape)
 
     def narrowed(self, first: int, last: int) -> Outer:
         """Some samples' factors."""
-        return Outer(self.left[first:last], self.right[first:last], self.shape)
+        left, right = self.given
+        return Outer(left[first:last], right[first:last], self.shape)
 
     # ------------------------------------------------------------------ the algebra
 
@@ -94,18 +99,8 @@ class Outer(Form):
         left, right = self.given
         if first or last is not None:
             left, right = left[first:last], right[first:last]
-        if left.dim() == 2:
-            product = torch.mul if left.shape[0] * self.size <= BROADCAST else torch.bmm
-            rows = product(left.unsqueeze(2), right.unsqueeze(1))
-            return rows if rows.shape[1:] == self.shape else rows.view(len(rows), *self.shape)
-        n, k, t, _ = left.shape
-        if t == 1 and n * self.size <= BROADCAST:
-            rows = left.transpose(2, 3) * right
-        elif k == 1:
-            rows = torch.bmm(left.squeeze(1).transpose(1, 2), right.squeeze(1))
-        else:
-            rows = torch.matmul(left.transpose(2, 3), right)
-        return rows.reshape(n, *self.shape)
+        rows = matrices(left, right)
+        return rows if rows.shape[1:] == self.shape else rows.reshape(rows.shape[0], *self.shape)
 
     def owns(self, rows: Tensor) -> bool:
         """Products are new memory, or zeros without memory."""
@@ -121,14 +116,8 @@ class Outer(Form):
         """Straight into the buffer."""
         if out.dtype != self.dtype or not out.is_contiguous() or self.n == 0:
             return super().write(out)
-        k, a, b = self.left.shape[1], self.left.shape[3], self.right.shape[3]
-        target = out.view(self.n, k, a, b)
-        if self.t == 1 and self.n * self.size <= BROADCAST:
-            torch.mul(self.left.transpose(2, 3), self.right, out=target)
-        elif k == 1:
-            torch.bmm(self.left.squeeze(1).mT, self.right.squeeze(1), out=target.squeeze(1))
-        else:
-            torch.matmul(self.left.transpose(2, 3), self.right, out=target)
+        blocks = self.given[0].shape[1:-2]
+        matrices(*self.given, out=out.view(self.n, *blocks, *self._lengths()))
         return out
 
     def _wide(self, first: int, last: int) -> tuple[Tensor, Tensor]:
@@ -148,7 +137,7 @@ class Outer(Form):
         found, energy = self._norms_and_energy(energy=False)
         if energy is found or self.dtype == torch.float64:
             return found, found
-        return found, scaled(energy, self.left.shape[3], self.right.shape[3])
+        return found, scaled(energy, *self._lengths())
 
     def exactly(self, which: Tensor) -> Tensor:
         """From factors in double precision."""
@@ -163,9 +152,9 @@ class Outer(Form):
             found = found.view(self.n, -1).sum(1) if found.shape[0] > self.n else found
             return found, found
         if self.plan().way == "gram":
-            return by_pairs(self.left, self.right)
-        found = written_out(self.left, self.right)
-        return found, energies(self.left, self.right) if energy else found
+            return by_pairs(*self.given)
+        found = written_out(*self.given)
+        return found, energies(*self.given) if energy else found
 
     def sq_bounds(self) -> Tensor:
         """The norms plus what rounding can have hidden; doubtful ones again in double precision.
@@ -180,14 +169,14 @@ class Outer(Form):
         """Some units of the sizes of all positions' terms, which may cancel."""
         if self.t <= 1 or self.dtype == torch.float64 or self.dtype.is_complex:
             return super().rounding()
-        return rounded(energies(self.left, self.right), self.t)
+        return rounded(energies(*self.given), self.t)
 
     def measured(self) -> tuple[Tensor, Tensor]:
         """Norms, and bounds from the same products."""
         if self.t != 1 or self.dtype.is_complex or self.dtype == torch.float64:
             return self.certified()[:2]
         found, _ = self._norms_and_energy(energy=False)  # nothing can cancel
-        each = 4 * sum(math.sqrt(f.shape[-1]) for f in self.given) + 16
+        each = 4 * sum(math.sqrt(d) for d in self._lengths()) + 16
         return found, found * (1 + torch.finfo(found.dtype).eps * each)
 
     def certified(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -205,44 +194,28 @@ class Outer(Form):
         """Products of positions may cancel."""
         if self.t == 1 or self.dtype.is_complex or self.dtype == torch.float64:
             return None
-        a, b = self.left.shape[3], self.right.shape[3]
-        return Unsure(*self._norms_and_energy(energy=True), a, b, self.t, self.exactly)
+        found, energy = self._norms_and_energy(energy=True)
+        return Unsure(found, energy, *self._lengths(), self.t, self.exactly)
+
+    def _lengths(self) -> tuple[int, int]:
+        """Of the two factors."""
+        left, right = self.given
+        return left.shape[-1], right.shape[-1]
 
     def weighted_sum(self, c: Tensor) -> Tensor:
         """(c ∘ left)ᵀ right, one matrix product over all samples and positions."""
-        dtype = wide(self.dtype)
-        n, k, t, a = self.left.shape
-        b = self.right.shape[3]
-        copied = min(a, b) if dtype == self.dtype and k == 1 else a + b
-        if n * k * t * copied * dtype.itemsize > scratch() and n > 1:
-            sums = torch.zeros(k, a, b, dtype=dtype, device=self.device)
-            for first, last in spans(n, k * t * copied * dtype.itemsize):
-                left, right = self.narrowed(first, last)._scaled(c[first:last])
-                if k == 1:
-                    sums[0].addmm_(left.mT, right)
-                else:
-                    sums.baddbmm_(left.mT, right)
+        dtype, (a, b), each = wide(self.dtype), self._lengths(), self.given[0].shape[1:-1]
+        one = len(each) < 2
+        copied = min(a, b) if dtype == self.dtype and one else a + b
+        item = each.numel() * copied * dtype.itemsize
+        if self.n * item > scratch() and self.n > 1:
+            sums = torch.zeros(*each[:-1], a, b, dtype=dtype, device=self.device)
+            for first, last in spans(self.n, item):
+                left, right = weighted(*self.narrowed(first, last).given, c[first:last])
+                (sums.addmm_ if one else sums.baddbmm_)(left.mT, right)
             return sums.view(self.shape)
-        left, right = self._scaled(c)
-        return (torch.mm if k == 1 else torch.bmm)(left.mT, right).view(self.shape)
-
-    def _scaled(self, c: Tensor) -> tuple[Tensor, Tensor]:
-        """Both factors, the narrower one times c: (n·t, a) and (n·t, b), for each block if many."""
-        dtype = wide(self.dtype)
-        n, k, t, a = self.left.shape
-        b = self.right.shape[3]
-        left, right, scale = self.left.to(dtype), self.right.to(dtype), c.to(dtype).view(n, 1, 1, 1)
-        if a <= b:
-            left = left * scale
-        else:
-            right = right * scale
-        if k == 1:
-            larger = left if a > b else right
-            if larger.stride(0) < larger.stride(2):  # a time loop's: positions before samples
-                left, right = left.transpose(0, 2), right.transpose(0, 2)
-            return left.reshape(n * t, a), right.reshape(n * t, b)
-        left = left.transpose(0, 1).reshape(k, n * t, a)
-        return left, right.transpose(0, 1).reshape(k, n * t, b)
+        left, right = weighted(*self.given, c)
+        return (torch.mm if one else torch.bmm)(left.mT, right).view(self.shape)
 
     def dot(self, direction: Tensor) -> Tensor:
         """Σₜ ⟨lₜ V, rₜ⟩."""

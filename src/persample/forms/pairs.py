@@ -1,4 +1,4 @@
-"""Norms of sums of outer products, from their factors (n, k, t, a) and (n, k, t, b)."""
+"""Kernels of sums of outer products. Factors are (n, k, t, a) and (n, k, t, b), or without k."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from .cost import scratch, spans
+from .cost import BROADCAST, scratch, spans
 from .form import real, squared, wide
 from .sharing import products
 
@@ -20,18 +20,46 @@ def widened(left: Tensor, right: Tensor, first: int, last: int) -> tuple[Tensor,
     return (left, right) if dtype is left.dtype else (left.to(dtype), right.to(dtype))
 
 
+def matrices(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
+    """Σₜ lₜ ⊗ rₜ, one matrix for every sample and block."""
+    if left.dim() == 2:
+        left, right = left.unsqueeze(1), right.unsqueeze(1)
+    if left.shape[-2] == 1 and left.numel() * right.shape[-1] <= BROADCAST:
+        return torch.mul(left.mT, right, out=out)
+    return (torch.bmm if left.dim() == 3 else torch.matmul)(left.mT, right, out=out)
+
+
+def weighted(left: Tensor, right: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    """Both factors, the narrower one times c: (n·t, a) and (n·t, b), for each block if many."""
+    dtype, a, b = wide(left.dtype), left.shape[-1], right.shape[-1]
+    left, right = left.to(dtype), right.to(dtype)
+    scale = c.to(dtype).view(-1, *[1] * (left.dim() - 1))
+    if a <= b:
+        left = left * scale
+    else:
+        right = right * scale
+    if left.dim() == 2:
+        return left, right
+    if left.dim() == 4:
+        return left.transpose(0, 1).flatten(1, 2), right.transpose(0, 1).flatten(1, 2)
+    larger = left if a > b else right
+    if larger.stride(0) < larger.stride(1):  # a time loop's: positions before samples
+        left, right = left.transpose(0, 1), right.transpose(0, 1)
+    return left.flatten(0, 1), right.flatten(0, 1)
+
+
 def by_pairs(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     """Σₜₛ ⟨lₜ, lₛ⟩⟨rₜ, rₛ⟩, and its diagonal, the energy."""
-    n, k, t, _ = left.shape
-    item = 2 * k * t * t * wide(left.dtype).itemsize
+    n, t = left.shape[0], left.shape[-2]
+    item = 2 * left.shape[1:-1].numel() * t * wide(left.dtype).itemsize
     if item > scratch():
         return _by_blocks(left, right)
     found, energy = [], []
     for first, last in spans(n, item, 4 << 20):  # in cache
         some, other = widened(left, right, first, last)
         both = products(left, some, first, last) * products(right, other, first, last)
-        found.append(both.sum((1, 2, 3)).clamp_(min=0))
-        energy.append(both.diagonal(dim1=2, dim2=3).sum((1, 2)))
+        found.append(_added(both).clamp_(min=0))
+        energy.append(_added(both.diagonal(dim1=-2, dim2=-1)))
     if len(found) == 1:
         return found[0], energy[0]
     if not found:
@@ -42,6 +70,8 @@ def by_pairs(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
 
 def _by_blocks(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     """Sample by sample where t × t does not fit: blocks on and above the diagonal."""
+    if left.dim() == 3:
+        left, right = left.unsqueeze(1), right.unsqueeze(1)
     n, k, t, _ = left.shape
     found = right.new_zeros(n, dtype=real(right.dtype))
     energy = torch.zeros_like(found)
@@ -61,19 +91,23 @@ def _by_blocks(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
 
 def written_out(left: Tensor, right: Tensor) -> Tensor:
     """‖Σₜ lₜ ⊗ rₜ‖², a few samples at a time, so that the matrices stay in cache."""
-    n, k, _, a = left.shape
+    n, a = left.shape[0], left.shape[-1]
     found = right.new_zeros(n, dtype=real(right.dtype))
-    line = k * right.shape[3] * wide(right.dtype).itemsize
+    line = left.shape[1:-2].numel() * right.shape[-1] * wide(right.dtype).itemsize
     for first, last in spans(n, a * line, 4 << 20):
         some, other = widened(left, right, first, last)
         for start, stop in spans(a, line * (last - first)):
-            matrix = torch.matmul(some[..., start:stop].transpose(2, 3), other)
+            matrix = torch.matmul(some[..., start:stop].mT, other)
             found[first:last] += squared(matrix)
     return found
 
 
 def energies(left: Tensor, right: Tensor) -> Tensor:
     """Σₜ ‖lₜ‖²‖rₜ‖², the scale of what rounding can hide."""
-    one, two = (torch.linalg.vector_norm(f, dim=3) for f in widened(left, right, 0, left.shape[0]))
-    found: Tensor = (one * two).square_().sum((1, 2))
-    return found
+    one, two = (torch.linalg.vector_norm(f, dim=-1) for f in widened(left, right, 0, left.shape[0]))
+    return _added((one * two).square_())
+
+
+def _added(products: Tensor) -> Tensor:
+    """The sum over everything but samples."""
+    return products.sum(tuple(range(1, products.dim())))

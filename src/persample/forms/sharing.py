@@ -65,9 +65,8 @@ def products(factor: Tensor, part: Tensor, first: int, last: int) -> Tensor:
 
 
 def _squared(part: Tensor) -> Tensor:
-    if part.shape[1] == 1:  # matmul would look for axes to broadcast
-        flat = part.squeeze(1)
-        return torch.bmm(flat, flat.mT).unsqueeze(1)
+    if part.dim() == 3:  # matmul would look for axes to broadcast
+        return torch.bmm(part, part.mT)
     return torch.matmul(part, part.mT)
 
 

@@ -30,8 +30,8 @@ def grouped_mm(use: Use, firing: Firing, n: int) -> Forms:
         first, last = bounds[e], bounds[e + 1]
         if last > first:
             rows = ids[first:last]
-            left = padded(x[first:last], rows, n).unsqueeze(1)
-            right = padded(grad[first:last], rows, n).unsqueeze(1)
+            left = padded(x[first:last], rows, n)
+            right = padded(grad[first:last], rows, n)
             form = Outer(left, right, torch.Size((i, o)))
             parts.append(Part(form, weight.shape, strides, e * i * o))
     if not parts:

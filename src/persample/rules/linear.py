@@ -133,9 +133,7 @@ def _shift(left: Tensor) -> Dense:
     """The gradient of what was added to every position of a factor: (n, o)."""
     if left.dim() == 2:
         return Dense(left)
-    if left.shape[2] == 1:
-        return Dense(left[:, 0, 0])
-    return Dense(left.sum((1, 2), dtype=wide(left.dtype)))
+    return Dense(left.sum(1, dtype=wide(left.dtype)) if left.shape[1] != 1 else left[:, 0])
 
 
 @rule("linear")

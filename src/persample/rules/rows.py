@@ -37,13 +37,10 @@ def by_sample(x: Tensor, layout: Layout, n: int, keep: int) -> Tensor:
 
 
 def factor(x: Tensor, layout: Layout, n: int) -> Tensor:
-    """(n, 1, t, last axis), or (n, last axis) if t is 1: what an outer product is made of."""
-    if n and layout.ids is None and layout.axis == 0 and x.shape[0] == n:
-        if x.dim() == 2:
-            return x
-        if x.dim() == 3:
-            return x.unsqueeze(1)
-    return by_sample(x, layout, n, 1).unsqueeze(1)
+    """(n, t, last axis), or (n, last axis) if t is 1: what an outer product is made of."""
+    if x.dim() == 2 and n and layout.ids is None and layout.axis == 0 and x.shape[0] == n:
+        return x
+    return by_sample(x, layout, n, 1)
 
 
 def _ragged(x: Tensor, layout: Layout, n: int, lead: int) -> Tensor:
