@@ -32,6 +32,13 @@ def meet(
 ) -> Any:  # fmt: skip
     """One use. The native operator runs on the detached parameter (unless the graph is wanted)."""
     recorder = calls.recorder
+    kind = known(parties.key)
+    if kind is not None and kind.written_as(operator.inplace, len(args)):
+        if not (recorder.special or operator.additive or recorder.inputs.patterns):
+            if not torch._C._is_any_autocast_enabled():
+                return _again(recorder, operator, kind, func, args, kwargs)
+    else:
+        kind = None
     if recorder.inputs.patterns:
         complete = recorder.inputs.completed
         parties.coloured = [
@@ -41,7 +48,10 @@ def meet(
         found = _stepwise(recorder, operator.name, args, kwargs)
         if found is not None:
             return found
-    kind, leaves = _kind(operator, args, kwargs, parties)
+    if kind is None:
+        leaves, kind = _kind(operator, args, kwargs, parties)
+    else:
+        leaves = [*args, *kwargs.values()]
     operands = [operand_of(recorder, k, leaves[k]) for k in kind.mine]
     unread = operator.additive and operator.name not in recorder.rules
     saved = _kept_data(leaves, kind.data, unread=unread, inplace=operator.inplace)
@@ -78,13 +88,31 @@ def meet(
     return target
 
 
+def _again(
+    recorder: Recorder, operator: Operator, kind: Kind, func: Any, args: Sequence[Any],
+    kwargs: dict[str, Any],
+) -> Any:  # fmt: skip
+    """A use like one that was seen: what :func:`meet` does, without asking again what it is."""
+    assert kind.single is not None
+    leaves = [*args, *kwargs.values()]
+    saved, constants = [leaves[k] for k in kind.data], kind.constants(leaves)
+    operands = []
+    for k in kind.mine:
+        operand = operand_of(recorder, k, leaves[k])
+        operands.append(operand)
+        leaves[k] = operand.value
+    if kwargs:
+        out = func(*leaves[: len(args)], **dict(zip(kwargs, leaves[len(args) :], strict=True)))
+    else:
+        out = func(*leaves)
+    use = Use(recorder.tape_ref, kind, func, constants, operands, here(4), None, ())
+    return _tap(recorder, operator, use, out, kind.single.layouts[0], saved)
+
+
 def _kind(
     operator: Operator, args: Sequence[Any], kwargs: dict[str, Any], parties: Parties
-) -> tuple[Kind, list[Any]]:
-    """What is common to calls like this, and this call's leaves."""
-    kind = known(parties.key)
-    if kind is not None and kind.written_as(operator.inplace, len(args)):
-        return kind, [*args, *kwargs.values()] if kwargs else list(args)
+) -> tuple[list[Any], Kind]:
+    """A call's leaves, and what is common to calls like it."""
     leaves, template = taken_apart(args, kwargs)
     owned = {id(t) for t in parties.owned}
     layouts = {id(t): s for t, s in parties.coloured if s.__class__ is Layout}
@@ -95,7 +123,7 @@ def _kind(
         [layouts.get(id(leaves[k])) for k in data], operator.inplace,
         [None] * len(leaves) if len(places) == len(leaves) else None,
     )  # fmt: skip
-    return kind, leaves
+    return leaves, kind
 
 
 def _stepwise(recorder: Recorder, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

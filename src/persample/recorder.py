@@ -73,6 +73,7 @@ class Recorder:
         self.expects = self.lean or self.spread is not None  # the ledger wants to hear of uses
         self.inputs = Inputs(self, dim=dim, constants=constants, sample_ids=sample_ids)
         self.rules = {find(f).name: rule for f, rule in (rules or {}).items()}
+        self.special = self.native or bool(self.rules)  # uses are not what they usually are
         self.custom = CustomFunctions(self)
         self.calls = Calls(self)
         self.mode = _Mode(self.calls)
