@@ -79,6 +79,10 @@ class Rows(Form):
         count = (self.n if last is None else last) - first
         return self.add_to(self.values.new_zeros(count, *self.shape), first, last)
 
+    def owns(self, rows: Tensor) -> bool:
+        """Dense rows have their own memory."""
+        return False
+
     def add_to(self, out: Tensor, first: int = 0, last: int | None = None) -> Tensor:
         """Straight into their places."""
         part = self
