@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from benchmarks import __main__ as program
-from benchmarks import rows, tables
+from benchmarks import expanded_weights, rows, tables
 from benchmarks.answers import Referee, drawn
 from benchmarks.models import MODELS
 from benchmarks.peers import PEERS
@@ -206,3 +206,11 @@ def test_a_process_that_dies_keeps_what_it_found(monkeypatch: Any) -> None:
         "norms", "median", found,
     )  # fmt: skip
     assert "stopped after 2 rounds" in rows.messages({"tiny": found})
+
+
+@pytest.mark.parametrize("name", ["tokens", "text", "volume", "instance_norm", "depthwise", "rnn"])
+def test_the_drop_in_takes_no_more_memory_than_the_original(name: str) -> None:
+    each = expanded_weights.steps(name)
+    for step in (each["original"], each["ours"]):
+        step()
+    assert expanded_weights.peak(each["ours"]) <= expanded_weights.peak(each["original"])

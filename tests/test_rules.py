@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import persample
+from persample.forms import Outer, Rows, total
 from persample.testing import oracle, relative_error
 
 from .models import Fn, flat_loss, par
@@ -340,3 +341,34 @@ def _restrided(tensor: Tensor) -> Tensor:
     """The same values; the axis after the samples' is the last in memory."""
     same = tensor.double() if tensor.is_floating_point() else tensor
     return same if same.dim() < 3 else same.movedim(1, -1).contiguous().movedim(-1, 1)
+
+
+@pytest.mark.parametrize("width", [3, 600])
+@pytest.mark.parametrize("each", [0, 1, 40])
+def test_equally_many_rows_need_no_sample_for_each(each: int, width: int) -> None:
+    n, shape = 5, torch.Size((7, width))
+    index = torch.randint(7, (n * each,))
+    values = torch.randn(n * each, width, dtype=torch.float64)
+    even = Rows(None, index, values, n, shape)
+    told = Rows(torch.arange(n).repeat_interleave(each), index, values, n, shape)
+    bad, c = torch.tensor([False, True, False, False, True]), torch.randn(n, dtype=torch.float64)
+    rows = torch.zeros(n, *shape, dtype=torch.float64)
+    for k in range(n * each):
+        rows[k // each, index[k]] += values[k]
+    for form in (even, told):
+        assert torch.allclose(form.dense(), rows)
+        assert torch.allclose(form.dense(1, 4), rows[1:4])
+        assert torch.allclose(form.narrowed(2, 5).dense(), rows[2:])
+        assert torch.allclose(form.without(bad).dense(), rows * ~bad.view(n, 1, 1))
+        assert torch.allclose(form.weighted_sum(c), torch.tensordot(c, rows, 1))
+        assert torch.allclose(form.sq_norms(), rows.flatten(1).square().sum(1))
+        assert torch.allclose(form.dot(rows[0]), (rows * rows[0]).flatten(1).sum(1))
+        assert torch.allclose(form.fresh(), rows)
+        buffer = torch.randn_like(rows)
+        for _ in range(2):  # the second time, only what was written is cleared
+            assert torch.allclose(form.write(buffer), rows)
+        factors = torch.randn(n, 1, 2, 7).double(), torch.randn(n, 1, 2, width).double()
+        outer = Outer(*factors, shape)
+        assert torch.allclose(form.cross(outer), (rows * outer.dense()).flatten(1).sum(1))
+        for other in (even, told):
+            assert torch.allclose(total([form, other]).dense(), 2 * rows)

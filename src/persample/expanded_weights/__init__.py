@@ -7,7 +7,7 @@
 >>> model.weight.grad_sample.shape
 torch.Size([2, 1, 3])
 
-Reading order: ``entry.py`` → ``stretch.py`` → ``weight.py`` → ``functions.py``.
+Reading order: ``entry.py`` → ``detached.py`` → ``stretch.py`` → ``weight.py`` → ``functions.py``.
 """
 
 from . import functions  # noqa: F401  (fills the table of functions)

@@ -65,6 +65,10 @@ class Patches(Form):
             return self._outer(first, last).dense()
         return self._folded(first, last)
 
+    def owns(self, rows: Tensor) -> bool:
+        """Dense rows have their own memory."""
+        return False
+
     def wide_dense(self, first: int = 0, last: int | None = None) -> Tensor:
         """From a widened input and output gradient."""
         dtype = wide(self.dtype)

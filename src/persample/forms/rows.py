@@ -79,6 +79,10 @@ class Rows(Form):
         count = (self.n if last is None else last) - first
         return self.add_to(self.values.new_zeros(count, *self.shape), first, last)
 
+    def owns(self, rows: Tensor) -> bool:
+        """Dense rows have their own memory."""
+        return False
+
     def add_to(self, out: Tensor, first: int = 0, last: int | None = None) -> Tensor:
         """Straight into their places."""
         part = self
@@ -242,7 +246,9 @@ class Rows(Form):
         fits = 2 * self.n * outer.t * count * dtype.itemsize <= scratch()
         if fits and self.dtype == outer.dtype == dtype and self.even:
             index = self.index.view(self.n, 1, count).expand(-1, outer.t, -1)
-            products = torch.bmm(outer.right[:, 0], self.values.view(self.n, count, -1).mT)
+            products = torch.bmm(
+                outer.right[:, 0], self.values.view(self.n, count, self.shape[1]).mT
+            )
             return products.mul_(outer.left[:, 0].gather(2, index)).sum((1, 2))
         order = torch.argsort(self.sample, stable=True)
         counts = torch.bincount(self.sample, minlength=self.n).tolist()
