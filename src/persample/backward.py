@@ -224,6 +224,7 @@ def receiving(recorder: Recorder, factor: float) -> Iterator[None]:
             if grad is not None:
                 leaf.grad = None
     ledger.receiving, ledger.factor = True, 1.0 / factor
+    recorder.custom.taken.begin()
     recorder.marks.memories = []
     mark = len(ledger.entries)
     done = False

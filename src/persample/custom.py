@@ -19,6 +19,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from .errors import Place, Reason, UsageError, from_torch, here
 from .layout import PURE, Constant, Layout, State
 from .marks import SELECTED, Mark, gained_history, same, unseen
+from .taken import Received, Taken
 from .tap import Tap
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class Followed:
     node: Any
     results: dict[int, State] = field(default_factory=dict)
     arguments: dict[int, Layout] = field(default_factory=dict)
+    received: Received | None = None
 
 
 class CustomFunctions:
@@ -44,6 +46,8 @@ class CustomFunctions:
         self.recorder = recorder
         self.reentrant = False
         self.exposed = False  # gradients pass through hands that may write to them
+        self.nested = False  # a user's torch.autograd.grad runs inside a backward pass
+        self.taken = Taken(recorder)
         self._nodes: dict[int, Followed] = {}
         self._read: list[tuple[Tensor, Layout]] = []
 
@@ -157,19 +161,26 @@ class CustomFunctions:
         seen = family.version if family is not None else 0
 
         def run(grad: Tensor) -> Tensor | None:
-            if not ledger.receiving:
+            if not (ledger.receiving or self.nested):
                 return hook(grad)
             with torch._C.DisableTorchFunction():
+                received = Received([grad])
                 if family is not None and family.version != seen:
                     # without a recorder it may have been a view, and torch drops a view's hooks
                     why = "its tensor was written to in place after the hook was registered"
                     self._report("a tensor hook", grad, place, why)
                 marks.put(grad, state)
+            self.taken.depth += 1
             new = hook(grad)
+            self.taken.depth -= 1
             with torch._C.DisableTorchFunction():
                 for result in (grad, new):
-                    if result is not None and not same(self.recorder.look(result), state):
+                    if result is None:
+                        continue
+                    if not same(self.recorder.look(result), state):
                         self._report("a tensor hook", result, place)
+                    elif self.taken.seen and not received.holds(result):
+                        self._report("a tensor hook", result, place, self.taken.why())
             return new
 
         return run
@@ -205,18 +216,24 @@ class CustomFunctions:
 
         def before(grads: tuple[Tensor | None, ...]) -> None:
             with torch._C.DisableTorchFunction():
+                followed.received = Received(grads)
+                self.taken.depth += 1
                 for k, grad in enumerate(grads):
                     state = followed.results.get(k)
                     if grad is not None and isinstance(state, Layout):
                         marks.put(grad, state)
 
         def after(found: tuple[Tensor | None, ...], outer: Any) -> None:
+            received, followed.received = followed.received, None
+            self.taken.depth -= 1
             with torch._C.DisableTorchFunction():
                 for k, (grad, (into, _)) in enumerate(zip(found, edges, strict=True)):
-                    if into is None:  # an argument that needs no gradient: this goes nowhere
+                    if into is None or grad is None:  # an argument that needs no gradient
                         continue
-                    if grad is not None and not self._apart(grad, followed.arguments.get(k)):
+                    if not self._apart(grad, followed.arguments.get(k)):
                         self._report(f"the backward of {name}", grad, place)
+                    elif self.taken.seen and not (received and received.holds(grad)):
+                        self._report(f"the backward of {name}", grad, place, self.taken.why())
             self._read.clear()  # what its backward read was saved by its forward: let it go
 
         followed.node.register_prehook(before)
@@ -230,7 +247,7 @@ class CustomFunctions:
 
     def _report(self, who: str, grad: Tensor, place: Place | None, why: str = "") -> None:
         ledger = self.recorder.tape._ledger
-        if ledger.receiving and ledger.trouble is None:
+        if (ledger.receiving or self.nested) and ledger.trouble is None:
             why = why or f"{who} does not keep samples apart, or hides how"
             reason = Reason(who, why, (tuple(grad.shape),), place)
             fix = 'record(..., unproven="loop") back-propagates each loss by itself'
