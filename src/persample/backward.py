@@ -129,7 +129,14 @@ def _expect_possible(recorder: Recorder) -> None:
             why="torch allows only a plain backward through it",
             fix="checkpoint(..., use_reentrant=False)",
         )
-    lean = recorder.tape._ledger.lean
+    ledger = recorder.tape._ledger
+    if ledger.backwards and recorder.custom.by_hand:
+        raise UsageError(
+            "a second backward where weights have hooks, or pass custom functions",
+            why="what these make of two gradients is not what they make of their sum",
+            fix="tape.backward(a + b)",
+        )
+    lean = ledger.lean
     if lean is not None and lean.done:
         raise UsageError(
             "a second backward in a lean recording",

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from .errors import Place, Reason, UsageError, from_torch, here
 from .layout import PURE, Constant, Layout, State
-from .marks import SELECTED, Mark, gained_history, same, unseen
+from .marks import SELECTED, Derived, Mark, gained_history, same, unseen
 from .taken import Received, Taken
 from .tap import Tap
 
@@ -46,6 +46,7 @@ class CustomFunctions:
         self.recorder = recorder
         self.reentrant = False
         self.exposed = False  # gradients pass through hands that may write to them
+        self.by_hand: list[Any] = []  # nodes at which those of weights do, too
         self.nested = False  # a user's torch.autograd.grad runs inside a backward pass
         self.taken = Taken(recorder)
         self._nodes: dict[int, Followed] = {}
@@ -55,9 +56,12 @@ class CustomFunctions:
         """Let go of the graph."""
         self._nodes.clear()
         self._read.clear()
+        self.by_hand.clear()
 
     def read(self, coloured: list[tuple[Tensor, State]]) -> None:
         """Tensors of the graph that were read without gradients: a function's arguments, maybe."""
+        if self.recorder.busy and torch._C._functorch.peek_interpreter_stack() is not None:
+            self.taken.hide("torch.func")
         for tensor, state in coloured:
             if isinstance(state, Layout) and tensor.requires_grad:
                 self._read.append((tensor, state))
@@ -95,6 +99,7 @@ class CustomFunctions:
             hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
             if hooks is None and self._of_parameters(node):
                 mark.state = SELECTED
+                self.by_hand.append(node)
             else:
                 mark.state = unseen(f"{node.name()} made it of parameters while checkpointing")
             return
@@ -153,6 +158,8 @@ class CustomFunctions:
         self.exposed = True
         state = self.recorder.look(tensor)
         if not isinstance(state, Layout):
+            if isinstance(state, Derived) and tensor.grad_fn is not None:
+                self.by_hand.append(tensor.grad_fn)
             return hook
         marks, ledger, place = self.recorder.marks, self.recorder.tape._ledger, here()
         known = marks.table.get(id(tensor))

@@ -242,7 +242,7 @@ class Intake:
 
     def attached(self, entry: Entry, names: set[str]) -> list[tuple[str, Form]]:
         """The entry's form as a form of the parameters behind its operand."""
-        return attached(entry, names, self._selected)
+        return attached(entry, names, self._selected, self.recorder.custom.by_hand)
 
     def sources(self, operand: Operand) -> list[str]:
         """The parameters that a derived tensor was computed from."""
