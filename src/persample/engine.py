@@ -12,7 +12,7 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from .backward import LOOP, checked_backward
 from .enter import entered
-from .errors import MixedSamplesError, Reason, UsageError, called_by, here
+from .errors import MixedSamplesError, PersampleError, Reason, UsageError, called_by, here
 from .layout import Additive, Layout, Mixed
 from .marks import Derived, same
 
@@ -80,11 +80,14 @@ def run_grad(recorder: Recorder, args: Sequence[Any], kwargs: dict[str, Any]) ->
             fix=LOOP,
         )
     apart = _apart(recorder, _listed(given["outputs"]), _listed(given.get("grad_outputs")))
-    with _unheard(recorder):
+    with _unheard(recorder) as trouble:
         found = _grad(*args, **kwargs)
     for source, grad in zip(inputs, found, strict=True):
         if grad is not None:
-            _mark(recorder, source, grad, apart=apart and not grad.requires_grad)
+            # the graph of a gradient is there to be back-propagated, but holds no taps
+            followed = recorder.loop or not grad.requires_grad
+            recorder.second_order = recorder.second_order or grad.requires_grad
+            _mark(recorder, source, grad, apart=apart and followed and not trouble)
     return found
 
 
@@ -117,18 +120,23 @@ def run_nested(recorder: Recorder, func: Any, args: Sequence[Any], kwargs: dict[
 
 
 @contextlib.contextmanager
-def _unheard(recorder: Recorder) -> Iterator[None]:
-    """``torch.autograd.grad`` gives parameters nothing, also where a backward pass is running."""
+def _unheard(recorder: Recorder) -> Iterator[list[PersampleError]]:
+    """``torch.autograd.grad`` gives parameters nothing, also where a backward pass is running.
+
+    Yields what hooks and custom functions did that cannot be followed, known at the end.
+    """
     ledger, custom = recorder.tape._ledger, recorder.custom
-    before = ledger.receiving, ledger.muted, custom.nested
-    custom.nested = custom.nested or ledger.receiving
-    ledger.receiving, ledger.muted = False, True
+    before = ledger.receiving, ledger.muted, custom.nested, ledger.trouble
+    ledger.receiving, ledger.muted, custom.nested, ledger.trouble = False, True, True, None
     watching = recorder.mode if any(before[:2]) else recorder.watching()
+    found: list[PersampleError] = []
     try:
         with watching, torch.autograd.set_multithreading_enabled(False):
-            yield
+            yield found
+        if ledger.trouble is not None:
+            found.append(ledger.trouble)
     finally:
-        ledger.receiving, ledger.muted, custom.nested = before
+        ledger.receiving, ledger.muted, custom.nested, ledger.trouble = before
 
 
 def _listed(value: Any) -> list[Any]:

@@ -199,7 +199,7 @@ def gone(use: Use) -> UsageError:
 def expanded(use: Use) -> UsageError:
     """Code of the user's own would see gradients that were added up already."""
     return UsageError(
-        f"{use.operator} used an expanded tensor that has a hook, or went through a custom function",
+        f"{use.operator} used an expanded tensor with a hook, or made by a custom function",
         where=describe(use.place),
         why="its gradients are added up over the expanded axis, and were not kept apart",
         fix="expand after the custom function, and put hooks on the tensor before it is expanded",

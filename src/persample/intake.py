@@ -49,6 +49,8 @@ class Intake:
         self.scalar = False
         self.coupled: Reason | None = None
         self.looped: dict[str, Tensor] | None = None
+        self.reference: list[Tensor | None] = []  # autograd's gradients of weighted losses
+        self.apart = True  # whether samples were proven apart, also where it was looped
         self.lean: Lean | None = None if recorder.ahead is None else Lean(recorder.ahead)
         self.told: list[tuple[Use, Operand, str, Measure]] = []
         self._watched: dict[str, Operand] = {}

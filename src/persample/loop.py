@@ -56,9 +56,13 @@ def one_by_one(recorder: Recorder, losses: Tensor, *, retain_graph: bool) -> Non
         recorder.n = losses.shape[0]
     if losses.shape[0] != recorder.n:
         raise UsageError(f"{losses.shape[0]} losses for {recorder.n} samples")
-    if ledger.entries:
-        raise UsageError("a proven and an unproven backward in one recording")
     selected = recorder.parameters.selected
+    if ledger.entries:  # of earlier backward passes, which were followed
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            known = ledger.forms(selected)
+            zeros = {k: p.detach().new_zeros((recorder.n, *p.shape)) for k, p in selected.items()}
+            ledger.clear()
+            ledger.looped = {k: known[k].fresh() if k in known else zeros[k] for k in selected}
     rows: dict[str, list[Tensor]] = {name: [] for name in selected}
     for i in range(losses.shape[0]):
         with torch._C.DisableTorchFunction():
@@ -80,15 +84,22 @@ def one_by_one(recorder: Recorder, losses: Tensor, *, retain_graph: bool) -> Non
 
 
 def reference(recorder: Recorder, losses: Tensor) -> tuple[Tensor, list[Tensor | None]]:
-    """Random c and autograd's gradient of Σ cᵢ ℓᵢ."""
-    n = recorder.n or 0
+    """Random c and autograd's gradient of Σ cᵢ ℓᵢ, the losses of earlier passes included."""
+    n, ledger = recorder.n or 0, recorder.tape._ledger
     with torch._C.DisableTorchFunction():
-        generator = torch.Generator().manual_seed(recorder.tape._ledger.backwards)
+        generator = torch.Generator().manual_seed(0)
         c = (torch.rand(n, generator=generator, dtype=torch.float64, device="cpu") + 0.5).to(
             losses.device
         )
         seed = _weights(recorder, losses, recorder.look(losses), c)
-    return c, _gradient(recorder, losses, seed, retain_graph=True)
+    found = _gradient(recorder, losses, seed, retain_graph=True)
+    with torch._C.DisableTorchFunction():
+        before = ledger.reference or [None] * len(found)
+        ledger.reference = [
+            a if b is None else b if a is None else a + b
+            for a, b in zip(before, found, strict=True)
+        ]
+    return c, ledger.reference
 
 
 def _weights(recorder: Recorder, losses: Tensor, state: object, c: Tensor) -> Tensor:

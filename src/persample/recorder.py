@@ -66,6 +66,7 @@ class Recorder:
         self.ahead = lean if isinstance(lean, Ahead) else Ahead() if lean else None
         self.positions, self.budget = positions, budget
         self.loop = unproven == "loop"
+        self.second_order = False  # a gradient was taken to be differentiated again
         self.native = verify or self.loop
         self.parameters = Parameters(model, params)
         self.spread = spread(model)

@@ -18,7 +18,7 @@ class Written:
         self.waiting: dict[str, list[Form]] = {}
 
     def __call__(self, name: str, form: Form) -> None:
-        """Add a use's rows; where code of the user's own follows, all uses go through it at once."""
+        """Add a use's rows; where code of the user's own follows, all uses wait for each other."""
         if isinstance(form, Joint):
             self.waiting.setdefault(name, []).append(form)
         else:
