@@ -20,6 +20,7 @@ from .errors import (
 from .forms import Form, within
 from .layout import Additive, Layout, Mixed
 from .lean import Visitor
+from .loop import disagreement, one_by_one, reference_of, rows_of_a_sample
 from .marks import Derived
 
 if TYPE_CHECKING:
@@ -76,8 +77,6 @@ def checked_backward(
     recorder: Recorder, losses: Tensor, seed: Tensor, factor: float, retain_graph: bool
 ) -> None:
     """Back-propagate proven losses, and prove afterwards that nothing was missed."""
-    from . import loop
-
     ledger = recorder.tape._ledger
     with torch._C.DisableTorchFunction():
         recorder.inputs.guess.expect_agreement(losses, recorder.n)
@@ -88,7 +87,7 @@ def checked_backward(
                 raise
             _expect_possible(recorder)
             ledger.apart = False
-            loop.one_by_one(recorder, losses, retain_graph=retain_graph)
+            one_by_one(recorder, losses, retain_graph=retain_graph)
             return
     _expect_possible(recorder)
     if scalar and recorder.second_order:
@@ -101,7 +100,7 @@ def checked_backward(
         ledger.lean.begin(patient=recorder.custom.reentrant)
     # loop: what taps cannot see would be lost, so the answer is compared with autograd's, too
     compared = recorder.native and not scalar and not ledger.scalar
-    reference = loop.reference(recorder, losses) if compared else None
+    reference = reference_of(recorder, losses) if compared else None
     again = recorder.ahead is not None and recorder.ahead.again
     keep = retain_graph or recorder.loop or again
     ledger.retain = keep
@@ -121,7 +120,7 @@ def checked_backward(
         ledger.scalar = ledger.scalar or scalar
         ledger.coupled = ledger.coupled or coupled
         if ledger.looped is None:
-            trouble = loop.disagreement(recorder, losses, reference)
+            trouble = disagreement(recorder, losses, reference)
             if trouble is None:
                 return
     if trouble is not None and not recorder.loop:
@@ -131,7 +130,7 @@ def checked_backward(
     ledger.apart = ledger.apart and proven
     ledger.rollback(mark)
     ledger.backwards = count
-    loop.one_by_one(recorder, losses, retain_graph=retain_graph)
+    one_by_one(recorder, losses, retain_graph=retain_graph)
 
 
 def _expect_possible(recorder: Recorder) -> None:
@@ -289,7 +288,11 @@ def expect_losses(losses: Tensor, state: Any, n: int) -> tuple[bool, Reason | No
             )
         return True, state.coupled
     if isinstance(state, Mixed):
-        raise state.reason.error("samples meet before the loss", fix=LOOP)
+        error = state.reason.error("samples meet before the loss", fix=LOOP)
+        fix = rows_of_a_sample(losses, n)
+        if fix:
+            raise MixedSamplesError(error.what, where=error.where, why=error.why, fix=fix)
+        raise error
     raise MixedSamplesError(
         f"the losses {tuple(losses.shape)} hold no samples",
         why="nothing the recorder followed leads from the samples to them",

@@ -55,7 +55,11 @@ def one_by_one(recorder: Recorder, losses: Tensor, *, retain_graph: bool) -> Non
     if recorder.n is None:
         recorder.n = losses.shape[0]
     if losses.shape[0] != recorder.n:
-        raise UsageError(f"{losses.shape[0]} losses for {recorder.n} samples")
+        raise UsageError(
+            f"{losses.shape[0]} losses for {recorder.n} samples",
+            why=f"the model's inputs have {recorder.n} rows",
+            fix=rows_of_a_sample(losses, recorder.n) or "record(..., n=...), one loss for each",
+        )
     selected = recorder.parameters.selected
     if ledger.entries:  # of earlier backward passes, which were followed
         with torch._C.DisableTorchFunction(), torch.no_grad():
@@ -83,7 +87,19 @@ def one_by_one(recorder: Recorder, losses: Tensor, *, retain_graph: bool) -> Non
     ledger.backwards += 1
 
 
-def reference(recorder: Recorder, losses: Tensor) -> tuple[Tensor, list[Tensor | None]]:
+def rows_of_a_sample(losses: Tensor, n: int) -> str:
+    """What to do where there are fewer losses than rows: pairs that were joined to one batch."""
+    count = losses.shape[0] if losses.dim() == 1 else 0
+    if not count or count == n or n % count:
+        return ""
+    return (
+        f"if {n // count} of the {n} rows make up a sample: record(..., n={count}, "
+        f"sample_ids=torch.arange({n}) % {count}), or // {n // count} if they lie side by side; or "
+        "tape.mark(part) for every part before they are joined"
+    )
+
+
+def reference_of(recorder: Recorder, losses: Tensor) -> tuple[Tensor, list[Tensor | None]]:
     """Random c and autograd's gradient of Σ cᵢ ℓᵢ, the losses of earlier passes included."""
     n, ledger = recorder.n or 0, recorder.tape._ledger
     with torch._C.DisableTorchFunction():
