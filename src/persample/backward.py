@@ -105,8 +105,13 @@ def checked_backward(
     keep = retain_graph or recorder.loop or again
     ledger.retain = keep
     mark, count = len(ledger.entries), ledger.backwards
-    with receiving(recorder, factor):
-        engine([losses], [seed], keep, [recorder.anchor] if recorder.native else ())
+    try:
+        with receiving(recorder, factor):
+            engine([losses], [seed], keep, [recorder.anchor] if recorder.native else ())
+    except PersampleError as error:
+        if not recorder.loop:
+            raise
+        ledger.trouble = error
     trouble = ledger.trouble
     # second derivatives pass no taps: that they are missing says nothing against the proof
     proven = trouble is None and (recorder.second_order or ledger.looped is not None)

@@ -17,6 +17,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.utils.checkpoint import CheckpointFunction
 
 from .errors import Place, Reason, UsageError, from_torch, here
+from .functions import OfParameters, leaves_of
 from .layout import PURE, Constant, Layout, State
 from .marks import SELECTED, Derived, Mark, gained_history, same, unseen
 from .taken import Received, Taken
@@ -37,6 +38,7 @@ class Followed:
     results: dict[int, State] = field(default_factory=dict)
     arguments: dict[int, Layout] = field(default_factory=dict)
     received: Received | None = None
+    own: OfParameters | None = None
 
 
 class CustomFunctions:
@@ -111,18 +113,8 @@ class CustomFunctions:
 
     def _of_parameters(self, node: Any) -> bool:
         """Whether a function's graph ends in parameters of the model, and nowhere else."""
-        slots, seen, waiting, ends = self.recorder.parameters.slots, {node}, [node], 0
-        while waiting:
-            for into, _ in waiting.pop().next_functions:
-                variable = getattr(into, "variable", None)
-                if variable is not None:
-                    if id(variable) not in slots:
-                        return False
-                    ends += 1
-                elif into is not None and into not in seen:
-                    seen.add(into)
-                    waiting.append(into)
-        return ends > 0
+        slots, ends = self.recorder.parameters.slots, leaves_of(node)
+        return bool(ends) and all(id(leaf) in slots for leaf in ends)
 
     def passed_through(self, tensor: Tensor) -> State | None:
         """A function that returned its input as it was: torch made a view of the input."""
@@ -197,6 +189,8 @@ class CustomFunctions:
         known = self._nodes.get(id(node))
         if known is None or known.node is not node:
             known = self._nodes[id(node)] = Followed(node)
+            if isinstance(state, Layout):
+                known.own = OfParameters(self.recorder, node, here())
             self._watch(known, here())
         known.results[tensor.output_nr] = state
         for k, (into, number) in enumerate(node.next_functions):
@@ -220,6 +214,10 @@ class CustomFunctions:
     def _watch(self, followed: Followed, place: Place | None) -> None:
         marks, name = self.recorder.marks, followed.node.name()
         edges = followed.node.next_functions
+        own = followed.own.edges if followed.own is not None else {}
+
+        def ledger() -> Any:
+            return self.recorder.tape._ledger
 
         def before(grads: tuple[Tensor | None, ...]) -> None:
             with torch._C.DisableTorchFunction():
@@ -229,19 +227,27 @@ class CustomFunctions:
                     state = followed.results.get(k)
                     if grad is not None and isinstance(state, Layout):
                         marks.put(grad, state)
+                if followed.own is not None and own and ledger().receiving:
+                    why = followed.own.fire(grads, followed.results)
+                    given = [grad for grad in grads if grad is not None]
+                    if why and given:
+                        self._report(f"the backward of {name}", given[0], place, why)
 
-        def after(found: tuple[Tensor | None, ...], outer: Any) -> None:
+        def after(found: tuple[Tensor | None, ...], outer: Any) -> Any:
             received, followed.received = followed.received, None
             self.taken.depth -= 1
             with torch._C.DisableTorchFunction():
                 for k, (grad, (into, _)) in enumerate(zip(found, edges, strict=True)):
-                    if into is None or grad is None:  # an argument that needs no gradient
+                    if into is None or grad is None or k in own:  # needs none, or has its own
                         continue
                     if not self._apart(grad, followed.arguments.get(k)):
                         self._report(f"the backward of {name}", grad, place)
                     elif self.taken.seen and not (received and received.holds(grad)):
                         self._report(f"the backward of {name}", grad, place, self.taken.why())
             self._read.clear()  # what its backward read was saved by its forward: let it go
+            if not own or not ledger().receiving:
+                return None
+            return tuple(None if k in own else grad for k, grad in enumerate(found))
 
         followed.node.register_prehook(before)
         followed.node.register_hook(after)

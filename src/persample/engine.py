@@ -13,6 +13,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from .backward import LOOP, checked_backward
 from .enter import entered
 from .errors import MixedSamplesError, PersampleError, Reason, UsageError, called_by, here
+from .functions import leaves_of
 from .layout import Additive, Layout, Mixed
 from .marks import Derived, same
 
@@ -101,7 +102,7 @@ def run_nested(recorder: Recorder, func: Any, args: Sequence[Any], kwargs: dict[
             entered(func)(*args, **kwargs)
             return
         roots, seeds = _roots(args, kwargs)
-        leaves = _leaves(roots)
+        leaves = [leaf for root in roots for leaf in leaves_of(root.grad_fn)]
         before = [leaf.grad for leaf in leaves]
         apart = _apart(recorder, roots, seeds)
         entered(func)(*args, **kwargs)
@@ -173,19 +174,3 @@ def _mark(recorder: Recorder, source: Tensor, grad: Tensor, *, apart: bool) -> N
         )
         state = Mixed(reason)
     recorder.marks.put(grad, state)
-
-
-def _leaves(roots: list[Tensor]) -> list[Tensor]:
-    """The leaves of a graph."""
-    waiting = [root.grad_fn for root in roots]
-    seen, found = set(waiting), []
-    while waiting:
-        node = waiting.pop()
-        variable = getattr(node, "variable", None)
-        if variable is not None:
-            found.append(variable)
-        for into, _ in node.next_functions if node is not None else ():
-            if into not in seen:
-                seen.add(into)
-                waiting.append(into)
-    return found
