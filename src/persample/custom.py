@@ -18,7 +18,7 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from .errors import Place, Reason, UsageError, from_torch, here
 from .functions import OfParameters, leaves_of
-from .layout import PURE, Constant, Layout, State
+from .layout import PURE, Additive, Constant, Layout, State
 from .marks import SELECTED, Derived, Mark, gained_history, same, unseen
 from .taken import Received, Taken
 from .tap import Tap
@@ -238,7 +238,12 @@ class CustomFunctions:
             self.taken.depth -= 1
             with torch._C.DisableTorchFunction():
                 for k, (grad, (into, _)) in enumerate(zip(found, edges, strict=True)):
-                    if into is None or grad is None or k in own:  # needs none, or has its own
+                    if into is None or grad is None:  # an argument that needs no gradient
+                        continue
+                    if k in own:
+                        if not self._sums(grad):
+                            why = "its gradient of a parameter is no proven sum over samples"
+                            self._report(f"the backward of {name}", grad, place, why)
                         continue
                     if not self._apart(grad, followed.arguments.get(k)):
                         self._report(f"the backward of {name}", grad, place)
@@ -257,6 +262,11 @@ class CustomFunctions:
         if isinstance(state, Layout):
             return expected is not None and same(state, expected)
         return state is None and not bool(grad.any())
+
+    def _sums(self, grad: Tensor) -> bool:
+        """Whether every term of a parameter's gradient is of one sample; else others matter."""
+        state = self.recorder.look(grad)
+        return isinstance(state, (Layout, Additive)) and state.coupled is None
 
     def _report(self, who: str, grad: Tensor, place: Place | None, why: str = "") -> None:
         ledger = self.recorder.tape._ledger
