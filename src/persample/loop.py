@@ -34,6 +34,13 @@ def _gradient(
     try:
         with recorder.watching(), torch.autograd.set_multithreading_enabled(False):
             found = list(_grad(losses, wanted, seed, retain_graph=retain_graph, allow_unused=True))
+    except TypeError as error:  # torch.cond traces its branches in backward
+        raise UsageError(
+            "an operator's backward cannot run while it is recorded",
+            why=f"it traces code of its own: {error}",
+            fix="write torch.cond as a Python condition, or leave the operator out",
+        ) from error
+    else:
         for k, p in enumerate(wanted):
             if p.grad is not None:
                 found[k] = p.grad if found[k] is None else found[k].to_dense() + p.grad

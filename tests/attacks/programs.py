@@ -1,4 +1,4 @@
-"""Programs of users: distributions, Fourier operators, solvers; some that mix samples the same way."""
+"""Programs of users (distributions, Fourier layers, solvers), and those that mix samples alike."""
 
 from __future__ import annotations
 
