@@ -123,3 +123,30 @@ def test_a_second_backward_is_refused() -> None:
         tape.backward(losses(model, x))
         with pytest.raises(persample.UsageError, match="a second backward"):
             tape.backward(losses(model, x))
+
+
+class OwnLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+        ctx.save_for_backward(x, w)
+        return x @ w.t()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
+        x, w = ctx.saved_tensors
+        return g @ w, g.flatten(0, 1).t() @ x.flatten(0, 1)
+
+
+BODIES: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "custom function of weights": lambda s, x: F.linear(x, function_of(CHANGES["clamped"])(s.w)),
+    "custom function of both": lambda s, x: OwnLinear.apply(x, s.w),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_positions_are_refused(name: str) -> None:
+    model = Fn(BODIES[name], w=par(4, 4)).double()
+    with persample.record(model, positions=True) as tape:
+        tape.backward(model(torch.randn(3, 5, 4).double()).square().sum((1, 2)))
+    with pytest.raises(persample.UsageError, match="custom"):
+        tape.positions()

@@ -19,13 +19,12 @@ from .forms import Dense, Form
 from .forms.pullback import Pullback
 from .layout import Layout, State, ids_of
 from .marks import version
+from .propagate.facts import CUSTOM
 from .rules import Forms
 from .use import Firing, Operand, Template, Use
 
 if TYPE_CHECKING:
     from .recorder import Recorder
-
-OPERATOR = "a custom autograd.Function"
 
 
 class OfParameters:
@@ -55,7 +54,7 @@ class OfParameters:
             for j, name, _ in self._operands
         ]
         self.use = Use(
-            recorder.tape_ref, OPERATOR, node.apply, Template(None, 0, ()), [], operands, [], [],
+            recorder.tape_ref, CUSTOM, node.apply, Template(None, 0, ()), [], operands, [], [],
             place, False, None, (),
         )  # fmt: skip
         if operands:
@@ -87,7 +86,7 @@ class OfParameters:
                     return "the samples of one of its results are not known"
                 tapped.append((k, state, None, grad))
         self.use.several(tapped)
-        self._recorder.rules[OPERATOR] = self._rule
+        self._recorder.rules[CUSTOM] = self._rule
         if self._recorder.n and tapped:
             own = tuple(grad for grad in grads if grad is not None)
             self._recorder.tape._ledger.receive(self.use, (), own)

@@ -51,3 +51,5 @@ BY_SHAPE = frozenset(
     adaptive_avg_pool1d adaptive_avg_pool2d embedding pad constant_pad_nd cumsum repeat roll flip
     where prelu""".split()
 )
+# A custom function that takes parameters beside data, as if it were an operator.
+CUSTOM = "a custom autograd.Function"
