@@ -14,10 +14,10 @@ ORDER = [
     "errors", "layout", "propagate", "forms", "conditions", "kinds", "use", "marks", "parameters",
     "distributed", "rules", "tap", "enter", "eager", "arguments", "guess", "inputs", "entries",
     "explain", "clipping", "queries", "lean", "intake", "ledger", "positions", "asked",
-    "products", "moments", "tape", "custom", "loop", "backward", "engine", "operands", "cells",
-    "lstm", "recurrence", "projection", "unroll", "parties", "meeting", "calls", "recorder",
-    "entry", "testing", "check", "expanded_weights", "memory", "inspection", "target",
-    "demonstration", "cli", "__main__",
+    "products", "moments", "tape", "taken", "functions", "custom", "loop", "backward", "engine",
+    "operands", "cells", "lstm", "recurrence", "projection", "unroll", "parties", "meeting",
+    "calls", "recorder", "entry", "testing", "check", "expanded_weights", "memory", "inspection",
+    "target", "demonstration", "cli", "__main__",
 ]  # fmt: skip
 
 

@@ -38,7 +38,7 @@ class Mixing(torch.autograd.Function):
         return g - g.mean(0)
 
 
-class OwnLinear(torch.autograd.Function):
+class MeanLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
         ctx.save_for_backward(x, w)
@@ -47,7 +47,7 @@ class OwnLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
         x, w = ctx.saved_tensors
-        return g @ w, g.t() @ x
+        return g @ w, g.t() @ x.mean(0).expand_as(x)
 
 
 def penalty(model: nn.Module) -> Tensor:
@@ -79,12 +79,14 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], Tensor],
     "largest of sums": (
         linear, lambda m: torch.ones(5).double().scatter_reduce(
             0, torch.tensor([0, 0, 1, 1, 1]), m(X).sum(0), "amax").sum(), "used again"),
+    "product of sums by einsum": (
+        linear, lambda m: torch.einsum("na,mb->ab", m(X), m(X)).sum(), "multiplied"),
     "losses on axis 1": (linear, lambda m: m(X).square().T, "axis 0"),
     "regulariser": (linear, lambda m: m(X).square().sum() + m.weight.square().sum(), "regulariser"),
     "parameters alone": (linear, lambda m: m.weight.square().sum(1), "parameters alone"),
     "custom backward mixes": (linear, lambda m: Mixing.apply(m(X)).sum(1), "custom autograd"),
     "custom function with a parameter": (
-        linear, lambda m: OwnLinear.apply(m(X), m.weight).sum(1), "custom autograd"),
+        linear, lambda m: MeanLinear.apply(m(X), m.weight).sum(1), "no proven sum"),
     "scripted": (
         lambda: nn.Sequential(torch.jit.trace(nn.Linear(5, 5), X.float()), nn.Linear(5, 5)),
         lambda m: m(X).sum(1), "could not see"),

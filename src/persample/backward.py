@@ -20,6 +20,7 @@ from .errors import (
 from .forms import Form, within
 from .layout import Additive, Layout, Mixed
 from .lean import Visitor
+from .loop import disagreement, one_by_one, reference_of, rows_of_a_sample
 from .marks import Derived
 
 if TYPE_CHECKING:
@@ -76,8 +77,6 @@ def checked_backward(
     recorder: Recorder, losses: Tensor, seed: Tensor, factor: float, retain_graph: bool
 ) -> None:
     """Back-propagate proven losses, and prove afterwards that nothing was missed."""
-    from . import loop
-
     ledger = recorder.tape._ledger
     with torch._C.DisableTorchFunction():
         recorder.inputs.guess.expect_agreement(losses, recorder.n)
@@ -87,19 +86,35 @@ def checked_backward(
             if not recorder.loop:
                 raise
             _expect_possible(recorder)
-            loop.one_by_one(recorder, losses, retain_graph=retain_graph)
+            ledger.apart = False
+            one_by_one(recorder, losses, retain_graph=retain_graph)
             return
     _expect_possible(recorder)
+    if scalar and recorder.second_order:
+        raise UsageError(
+            "one loss per sample is needed where gradients are differentiated again",
+            why="each sample's gradient takes a backward pass of its own loss",
+            fix="tape.backward(losses) with a vector of losses",
+        )
     if ledger.lean is not None:
         ledger.lean.begin(patient=recorder.custom.reentrant)
     # loop: what taps cannot see would be lost, so the answer is compared with autograd's, too
-    reference = None if scalar or not recorder.native else loop.reference(recorder, losses)
+    compared = recorder.native and not scalar and not ledger.scalar
+    reference = reference_of(recorder, losses) if compared else None
     again = recorder.ahead is not None and recorder.ahead.again
     keep = retain_graph or recorder.loop or again
     ledger.retain = keep
-    with receiving(recorder, factor):
-        engine([losses], [seed], keep, [recorder.anchor] if recorder.native else ())
+    mark, count = len(ledger.entries), ledger.backwards
+    try:
+        with receiving(recorder, factor):
+            engine([losses], [seed], keep, [recorder.anchor] if recorder.native else ())
+    except PersampleError as error:
+        if not recorder.loop:
+            raise
+        ledger.trouble = error
     trouble = ledger.trouble
+    # second derivatives pass no taps: that they are missing says nothing against the proof
+    proven = trouble is None and (recorder.second_order or ledger.looped is not None)
     if trouble is None:
         if ledger.lean is not None:
             with torch._C.DisableTorchFunction(), torch.no_grad(), within(recorder.budget):
@@ -109,16 +124,18 @@ def checked_backward(
         ledger.backwards += 1
         ledger.scalar = ledger.scalar or scalar
         ledger.coupled = ledger.coupled or coupled
-        trouble = loop.disagreement(recorder, losses, reference)
-    if trouble is None:
-        return
-    if not recorder.loop:
+        if ledger.looped is None:
+            trouble = disagreement(recorder, losses, reference)
+            if trouble is None:
+                return
+    if trouble is not None and not recorder.loop:
         ledger.trouble = trouble
         raise trouble
     ledger.trouble = None
-    ledger.clear()
-    ledger.backwards = 0
-    loop.one_by_one(recorder, losses, retain_graph=retain_graph)
+    ledger.apart = ledger.apart and proven
+    ledger.rollback(mark)
+    ledger.backwards = count
+    one_by_one(recorder, losses, retain_graph=retain_graph)
 
 
 def _expect_possible(recorder: Recorder) -> None:
@@ -129,7 +146,14 @@ def _expect_possible(recorder: Recorder) -> None:
             why="torch allows only a plain backward through it",
             fix="checkpoint(..., use_reentrant=False)",
         )
-    lean = recorder.tape._ledger.lean
+    ledger = recorder.tape._ledger
+    if ledger.backwards and recorder.custom.by_hand:
+        raise UsageError(
+            "a second backward where weights have hooks, or pass custom functions",
+            why="what these make of two gradients is not what they make of their sum",
+            fix="tape.backward(a + b)",
+        )
+    lean = ledger.lean
     if lean is not None and lean.done:
         raise UsageError(
             "a second backward in a lean recording",
@@ -224,6 +248,7 @@ def receiving(recorder: Recorder, factor: float) -> Iterator[None]:
             if grad is not None:
                 leaf.grad = None
     ledger.receiving, ledger.factor = True, 1.0 / factor
+    recorder.custom.taken.begin()
     recorder.marks.memories = []
     mark = len(ledger.entries)
     done = False
@@ -268,7 +293,11 @@ def expect_losses(losses: Tensor, state: Any, n: int) -> tuple[bool, Reason | No
             )
         return True, state.coupled
     if isinstance(state, Mixed):
-        raise state.reason.error("samples meet before the loss", fix=LOOP)
+        error = state.reason.error("samples meet before the loss", fix=LOOP)
+        fix = rows_of_a_sample(losses, n)
+        if fix:
+            raise MixedSamplesError(error.what, where=error.where, why=error.why, fix=fix)
+        raise error
     raise MixedSamplesError(
         f"the losses {tuple(losses.shape)} hold no samples",
         why="nothing the recorder followed leads from the samples to them",

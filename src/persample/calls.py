@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .custom import graph_node
-from .engine import ENGINE, run_backward, run_grad
+from .engine import ENGINE, run_backward, run_grad, run_nested
 from .enter import entered, kept
 from .errors import Reason, here
 from .layout import CONSTANT, PURE, Additive, Layout, Mixed, State
@@ -109,12 +109,12 @@ class Calls:
 
     def _engine(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """``loss.backward()`` and ``torch.autograd.grad`` inside the block."""
-        if self.recorder.busy:  # checkpointing back-propagates inside backward
-            with self.recorder.mode:
-                return entered(func)(*args, **kwargs)
         if func is torch.autograd.grad:
             return run_grad(self.recorder, args, kwargs)
-        run_backward(self.recorder, func, args, kwargs)
+        if self.recorder.busy:
+            run_nested(self.recorder, func, args, kwargs)
+        else:
+            run_backward(self.recorder, args, kwargs)
         return None
 
     def states(

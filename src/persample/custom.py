@@ -17,8 +17,10 @@ from torch.autograd.function import BackwardCFunction
 from torch.utils.checkpoint import CheckpointFunction
 
 from .errors import Place, Reason, UsageError, from_torch, here
-from .layout import PURE, Constant, Layout, State
-from .marks import SELECTED, Mark, gained_history, same, unseen
+from .functions import OfParameters, leaves_of
+from .layout import PURE, Additive, Constant, Layout, State
+from .marks import SELECTED, Derived, Mark, gained_history, same, unseen
+from .taken import Received, Taken
 from .tap import Tap
 
 if TYPE_CHECKING:
@@ -35,6 +37,8 @@ class Followed:
     node: Any
     results: dict[int, State] = field(default_factory=dict)
     arguments: dict[int, Layout] = field(default_factory=dict)
+    received: Received | None = None
+    own: OfParameters | None = None
 
 
 class CustomFunctions:
@@ -44,6 +48,9 @@ class CustomFunctions:
         self.recorder = recorder
         self.reentrant = False
         self.exposed = False  # gradients pass through hands that may write to them
+        self.by_hand: list[Any] = []  # nodes at which those of weights do, too
+        self.nested = False  # a user's torch.autograd.grad runs inside a backward pass
+        self.taken = Taken(recorder)
         self._nodes: dict[int, Followed] = {}
         self._read: list[tuple[Tensor, Layout]] = []
 
@@ -51,9 +58,12 @@ class CustomFunctions:
         """Let go of the graph."""
         self._nodes.clear()
         self._read.clear()
+        self.by_hand.clear()
 
     def read(self, coloured: list[tuple[Tensor, State]]) -> None:
         """Tensors of the graph that were read without gradients: a function's arguments, maybe."""
+        if self.recorder.busy and torch._C._functorch.peek_interpreter_stack() is not None:
+            self.taken.hide("torch.func")
         for tensor, state in coloured:
             if isinstance(state, Layout) and tensor.requires_grad:
                 self._read.append((tensor, state))
@@ -91,6 +101,7 @@ class CustomFunctions:
             hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
             if hooks is None and self._of_parameters(node):
                 mark.state = SELECTED
+                self.by_hand.append(node)
             else:
                 mark.state = unseen(f"{node.name()} made it of parameters while checkpointing")
             return
@@ -102,18 +113,8 @@ class CustomFunctions:
 
     def _of_parameters(self, node: Any) -> bool:
         """Whether a function's graph ends in parameters of the model, and nowhere else."""
-        slots, seen, waiting, ends = self.recorder.parameters.slots, {node}, [node], 0
-        while waiting:
-            for into, _ in waiting.pop().next_functions:
-                variable = getattr(into, "variable", None)
-                if variable is not None:
-                    if id(variable) not in slots:
-                        return False
-                    ends += 1
-                elif into is not None and into not in seen:
-                    seen.add(into)
-                    waiting.append(into)
-        return ends > 0
+        slots, ends = self.recorder.parameters.slots, leaves_of(node)
+        return bool(ends) and all(id(leaf) in slots for leaf in ends)
 
     def passed_through(self, tensor: Tensor) -> State | None:
         """A function that returned its input as it was: torch made a view of the input."""
@@ -149,6 +150,8 @@ class CustomFunctions:
         self.exposed = True
         state = self.recorder.look(tensor)
         if not isinstance(state, Layout):
+            if isinstance(state, Derived) and tensor.grad_fn is not None:
+                self.by_hand.append(tensor.grad_fn)
             return hook
         marks, ledger, place = self.recorder.marks, self.recorder.tape._ledger, here()
         known = marks.table.get(id(tensor))
@@ -157,19 +160,26 @@ class CustomFunctions:
         seen = family.version if family is not None else 0
 
         def run(grad: Tensor) -> Tensor | None:
-            if not ledger.receiving:
+            if not (ledger.receiving or self.nested):
                 return hook(grad)
             with torch._C.DisableTorchFunction():
+                received = Received([grad])
                 if family is not None and family.version != seen:
                     # without a recorder it may have been a view, and torch drops a view's hooks
                     why = "its tensor was written to in place after the hook was registered"
                     self._report("a tensor hook", grad, place, why)
                 marks.put(grad, state)
+            self.taken.depth += 1
             new = hook(grad)
+            self.taken.depth -= 1
             with torch._C.DisableTorchFunction():
                 for result in (grad, new):
-                    if result is not None and not same(self.recorder.look(result), state):
+                    if result is None:
+                        continue
+                    if not same(self.recorder.look(result), state):
                         self._report("a tensor hook", result, place)
+                    elif self.taken.seen and not received.holds(result):
+                        self._report("a tensor hook", result, place, self.taken.why())
             return new
 
         return run
@@ -179,6 +189,8 @@ class CustomFunctions:
         known = self._nodes.get(id(node))
         if known is None or known.node is not node:
             known = self._nodes[id(node)] = Followed(node)
+            if isinstance(state, Layout):
+                known.own = OfParameters(self.recorder, node, here())
             self._watch(known, here())
         known.results[tensor.output_nr] = state
         for k, (into, number) in enumerate(node.next_functions):
@@ -202,22 +214,45 @@ class CustomFunctions:
     def _watch(self, followed: Followed, place: Place | None) -> None:
         marks, name = self.recorder.marks, followed.node.name()
         edges = followed.node.next_functions
+        own = followed.own.edges if followed.own is not None else {}
+
+        def ledger() -> Any:
+            return self.recorder.tape._ledger
 
         def before(grads: tuple[Tensor | None, ...]) -> None:
             with torch._C.DisableTorchFunction():
+                followed.received = Received(grads)
+                self.taken.depth += 1
                 for k, grad in enumerate(grads):
                     state = followed.results.get(k)
                     if grad is not None and isinstance(state, Layout):
                         marks.put(grad, state)
+                if followed.own is not None and own and ledger().receiving:
+                    why = followed.own.fire(grads, followed.results)
+                    given = [grad for grad in grads if grad is not None]
+                    if why and given:
+                        self._report(f"the backward of {name}", given[0], place, why)
 
-        def after(found: tuple[Tensor | None, ...], outer: Any) -> None:
+        def after(found: tuple[Tensor | None, ...], outer: Any) -> Any:
+            received, followed.received = followed.received, None
+            self.taken.depth -= 1
             with torch._C.DisableTorchFunction():
                 for k, (grad, (into, _)) in enumerate(zip(found, edges, strict=True)):
-                    if into is None:  # an argument that needs no gradient: this goes nowhere
+                    if into is None or grad is None:  # an argument that needs no gradient
                         continue
-                    if grad is not None and not self._apart(grad, followed.arguments.get(k)):
+                    if k in own:
+                        if not self._sums(grad):
+                            why = "its gradient of a parameter is no proven sum over samples"
+                            self._report(f"the backward of {name}", grad, place, why)
+                        continue
+                    if not self._apart(grad, followed.arguments.get(k)):
                         self._report(f"the backward of {name}", grad, place)
+                    elif self.taken.seen and not (received and received.holds(grad)):
+                        self._report(f"the backward of {name}", grad, place, self.taken.why())
             self._read.clear()  # what its backward read was saved by its forward: let it go
+            if not own or not ledger().receiving:
+                return None
+            return tuple(None if k in own else grad for k, grad in enumerate(found))
 
         followed.node.register_prehook(before)
         followed.node.register_hook(after)
@@ -228,9 +263,14 @@ class CustomFunctions:
             return expected is not None and same(state, expected)
         return state is None and not bool(grad.any())
 
+    def _sums(self, grad: Tensor) -> bool:
+        """Whether every term of a parameter's gradient is of one sample; else others matter."""
+        state = self.recorder.look(grad)
+        return isinstance(state, (Layout, Additive)) and state.coupled is None
+
     def _report(self, who: str, grad: Tensor, place: Place | None, why: str = "") -> None:
         ledger = self.recorder.tape._ledger
-        if ledger.receiving and ledger.trouble is None:
+        if (ledger.receiving or self.nested) and ledger.trouble is None:
             why = why or f"{who} does not keep samples apart, or hides how"
             reason = Reason(who, why, (tuple(grad.shape),), place)
             fix = 'record(..., unproven="loop") back-propagates each loss by itself'

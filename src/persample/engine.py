@@ -2,37 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import CheckpointFunction
 
 from .backward import LOOP, checked_backward
 from .enter import entered
-from .errors import MixedSamplesError, Reason, UsageError, here
+from .errors import MixedSamplesError, PersampleError, Reason, UsageError, called_by, here
+from .functions import leaves_of
 from .layout import Additive, Layout, Mixed
-from .marks import Derived
+from .marks import Derived, same
 
 if TYPE_CHECKING:
     from .recorder import Recorder
 
+_CHECKPOINT = CheckpointFunction.backward.__code__
 _grad = entered(torch.autograd.grad)
 ENGINE = frozenset((Tensor.backward, torch.autograd.backward, torch.autograd.grad))
 
 
-def run_backward(
-    recorder: Recorder, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
-) -> None:
+def run_backward(recorder: Recorder, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     """A plain ``backward()`` inside the block."""
-    names = ("tensors", "grad_tensors", "retain_graph", "create_graph")
-    if func is Tensor.backward:
-        names = ("self", "gradient", "retain_graph", "create_graph")
-    given = dict(zip(names, args, strict=False)) | kwargs
-    roots = given.get("self", given.get("tensors"))
-    roots = [roots] if isinstance(roots, Tensor) else list(roots or ())
-    seeds = given.get("gradient", given.get("grad_tensors"))
-    seeds = seeds[0] if isinstance(seeds, (list, tuple)) else seeds
+    given = _given(args, kwargs)
+    roots, starts = _roots(args, kwargs)
+    seeds = starts[0] if starts else None
     retain = bool(given.get("retain_graph")) or bool(given.get("create_graph"))
     if given.get("inputs") is not None:
         raise UsageError("backward(inputs=...) inside a recording", fix="use torch.autograd.grad")
@@ -45,6 +42,21 @@ def run_backward(
     if root.numel() != 1:
         raise RuntimeError("grad can be implicitly created only for scalar outputs")
     checked_backward(recorder, root, torch.ones_like(root), 1.0, retain)
+
+
+def _given(args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a backward, method or function, by the function's names."""
+    names = ("tensors", "grad_tensors", "retain_graph", "create_graph")
+    given = dict(zip(names, args, strict=False)) | kwargs
+    for own, other in (("self", "tensors"), ("gradient", "grad_tensors")):
+        if own in given:
+            given[other] = given.pop(own)
+    return given
+
+
+def _roots(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Tensor], list[Any]]:
+    given = _given(args, kwargs)
+    return _listed(given.get("tensors")), _listed(given.get("grad_tensors"))
 
 
 def _plain(recorder: Recorder, root: Tensor, seed: Tensor, retain: bool) -> None:
@@ -60,8 +72,7 @@ def run_grad(recorder: Recorder, args: Sequence[Any], kwargs: dict[str, Any]) ->
     """``torch.autograd.grad`` inside the block: a computation on data, not a backward of losses."""
     names = ("outputs", "inputs", "grad_outputs", "retain_graph", "create_graph")
     given = dict(zip(names, args, strict=False)) | kwargs
-    inputs = given["inputs"]
-    inputs = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+    inputs = _listed(given["inputs"])
     if not recorder.native and any(isinstance(recorder.look(i), Derived) for i in inputs):
         raise MixedSamplesError(
             "torch.autograd.grad by parameters inside a recording",
@@ -69,30 +80,97 @@ def run_grad(recorder: Recorder, args: Sequence[Any], kwargs: dict[str, Any]) ->
             "would mix samples",
             fix=LOOP,
         )
-    ledger = recorder.tape._ledger
-    ledger.muted = True
-    try:
-        with recorder.watching(), torch.autograd.set_multithreading_enabled(False):
-            found = _grad(*args, **kwargs)
-    finally:
-        ledger.muted = False
-    outputs = given["outputs"]
-    outputs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
-    apart = all(isinstance(recorder.look(o), (Layout, Additive)) for o in outputs)
+    apart = _apart(recorder, _listed(given["outputs"]), _listed(given.get("grad_outputs")))
+    with _unheard(recorder) as trouble:
+        found = _grad(*args, **kwargs)
     for source, grad in zip(inputs, found, strict=True):
-        if grad is None:
-            continue
-        state = recorder.look(source)
-        if grad.requires_grad or not apart or not isinstance(state, Layout):
-            why = "the gradient of a gradient reaches parameters in ways that were not recorded"
-            reason = Reason(
-                "torch.autograd.grad",
-                why,
-                (tuple(grad.shape),),
-                here(),
-                'record(..., unproven="loop") follows it',
-            )
-            recorder.marks.put(grad, Mixed(reason))
-        else:
-            recorder.marks.put(grad, state)
+        if grad is not None:
+            # the graph of a gradient is there to be back-propagated, but holds no taps
+            followed = recorder.loop or not grad.requires_grad
+            recorder.second_order = recorder.second_order or grad.requires_grad
+            _mark(recorder, source, grad, apart=apart and followed and not trouble)
     return found
+
+
+def run_nested(recorder: Recorder, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """``backward()`` inside a backward pass: a custom function that recomputes, or checkpointing.
+
+    Taps of the recomputation are listened to. What arrives at leaves is theirs to be returned.
+    """
+    with recorder.mode:
+        if called_by(_CHECKPOINT):
+            entered(func)(*args, **kwargs)
+            return
+        roots, seeds = _roots(args, kwargs)
+        leaves = [leaf for root in roots for leaf in leaves_of(root.grad_fn)]
+        before = [leaf.grad for leaf in leaves]
+        apart = _apart(recorder, roots, seeds)
+        entered(func)(*args, **kwargs)
+    with torch._C.DisableTorchFunction():
+        for leaf, old in zip(leaves, before, strict=True):
+            grad = leaf.grad
+            if grad is not None and not isinstance(recorder.look(leaf), Derived):
+                added = old is None or same(recorder.look(old), recorder.look(leaf))
+                _mark(recorder, leaf, grad, apart=apart and added)
+    ledger = recorder.tape._ledger
+    if not apart and ledger.receiving and ledger.trouble is None:
+        why = "the gradients it starts from do not belong to the samples of its roots"
+        shapes = tuple(tuple(root.shape) for root in roots)
+        reason = Reason("a backward inside backward", why, shapes, here())
+        ledger.trouble = reason.error("gradients cannot be followed in backward", fix=LOOP)
+
+
+@contextlib.contextmanager
+def _unheard(recorder: Recorder) -> Iterator[list[PersampleError]]:
+    """``torch.autograd.grad`` gives parameters nothing, also where a backward pass is running.
+
+    Yields what hooks and custom functions did that cannot be followed, known at the end.
+    """
+    ledger, custom = recorder.tape._ledger, recorder.custom
+    before = ledger.receiving, ledger.muted, custom.nested, ledger.trouble
+    ledger.receiving, ledger.muted, custom.nested, ledger.trouble = False, True, True, None
+    watching = recorder.mode if any(before[:2]) else recorder.watching()
+    found: list[PersampleError] = []
+    try:
+        with watching, torch.autograd.set_multithreading_enabled(False):
+            yield found
+        if ledger.trouble is not None:
+            found.append(ledger.trouble)
+    finally:
+        ledger.receiving, ledger.muted, custom.nested, ledger.trouble = before
+
+
+def _listed(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return [value] if isinstance(value, Tensor) else list(value)
+
+
+def _apart(recorder: Recorder, roots: list[Any], seeds: list[Any]) -> bool:
+    """Whether every root's gradient starts from the samples of the root."""
+    for k, root in enumerate(roots):
+        state, seed = recorder.look(root), seeds[k] if k < len(seeds) else None
+        if not isinstance(state, (Layout, Additive)):
+            return False
+        start = None if seed is None else recorder.look(seed)
+        if start is not None and not same(start, state):
+            return False
+    return True
+
+
+def _mark(recorder: Recorder, source: Tensor, grad: Tensor, *, apart: bool) -> None:
+    """A gradient has its samples where the tensor has them by which it was taken."""
+    state = recorder.look(source)
+    if not apart or not isinstance(state, Layout):
+        why = "the gradient of a gradient reaches parameters in ways that were not recorded"
+        if not grad.requires_grad:
+            why = "the gradient is not proven to keep samples apart"
+        reason = Reason(
+            "torch.autograd.grad",
+            why,
+            (tuple(grad.shape),),
+            here(),
+            'record(..., unproven="loop") follows it',
+        )
+        state = Mixed(reason)
+    recorder.marks.put(grad, state)

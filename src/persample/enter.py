@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 
 def _no(*_: Any) -> bool:
@@ -18,9 +19,21 @@ def _no(*_: Any) -> bool:
 _ASK = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 
 
+def _broadcast_tensors(*tensors: Any) -> tuple[Tensor, ...]:
+    """As torch's, by one call for each: a parameter among data stays a parameter."""
+    given: Sequence[Tensor] = tensors[0] if isinstance(tensors[0], (list, tuple)) else tensors
+    shape = torch.broadcast_shapes(*[t.shape for t in given])
+    return tuple([t.expand(shape) for t in given])
+
+
+_OWN = {torch.functional.broadcast_tensors: _broadcast_tensors}
+
+
 @functools.cache
 def entered(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function without its test for ``__torch_function__``: its body runs under the mode."""
+    if function in _OWN:
+        return _OWN[function]
     while hasattr(function, "__wrapped__"):
         function = function.__wrapped__
     if not isinstance(function, types.FunctionType):

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .distributed import freed
 from .errors import MissedUseError, StaleError, UsageError, describe
-from .forms import Dense, Form, Part, Replay
+from .forms import Dense, Form, Joint, Part, Replay
 from .forms.pullback import Pullback
 from .layout import Layout
 from .marks import version, versions
@@ -62,11 +63,24 @@ def sources(operand: Operand, selected: Selected) -> list[str]:
     return operand.sources
 
 
-def attached(entry: Entry, names: Container[str], selected: Selected) -> list[tuple[str, Form]]:
-    """The entry's form as a form of the parameters behind its operand."""
+def attached(
+    entry: Entry, names: Container[str], selected: Selected, by_hand: Collection[Any] = ()
+) -> list[tuple[str, Form]]:
+    """The entry's form as a form of the parameters behind its operand.
+
+    ``by_hand``: nodes of custom functions on weights, and of weights that have hooks.
+    """
     operand, form = entry.operand, entry.form
     if operand.name is not None:
         return [(operand.name, form)] if operand.name in names else []
+    if by_hand and operand.edge is not None and _passes(operand.edge.node, by_hand):
+        if form.shape != operand.value.shape:
+            raise expanded(entry.use)
+        return [
+            (name, Joint([form], [operand.edge], selected[name]))
+            for name in sources(operand, selected)
+            if name in names
+        ]
     lookup, view = operand.lookup, operand.view
     if lookup is not None and version(lookup.index) == lookup.version:
         if isinstance(form, Dense):
@@ -81,6 +95,20 @@ def attached(entry: Entry, names: Container[str], selected: Selected) -> list[tu
         for name in sources(operand, selected)
         if name in names
     ]
+
+
+def _passes(node: Any, by_hand: Collection[Any]) -> bool:
+    """Whether the graph from here on to parameters passes one of these nodes."""
+    seen, waiting = {node}, [node]
+    while waiting:
+        at = waiting.pop()
+        if at in by_hand:
+            return True
+        for into, _ in at.next_functions:
+            if into is not None and into not in seen:
+                seen.add(into)
+                waiting.append(into)
+    return False
 
 
 def table_behind(operand: Operand, selected: Selected) -> Operand:
@@ -166,6 +194,16 @@ def gone(use: Use) -> UsageError:
         where=describe(use.place),
         why="fully_shard has freed their memory when its gradient arrives",
         fix="compute it in the module that uses it, or shard both as one group",
+    )
+
+
+def expanded(use: Use) -> UsageError:
+    """Code of the user's own would see gradients that were added up already."""
+    return UsageError(
+        f"{use.operator} used an expanded tensor with a hook, or made by a custom function",
+        where=describe(use.place),
+        why="its gradients are added up over the expanded axis, and were not kept apart",
+        fix="expand after the custom function, and put hooks on the tensor before it is expanded",
     )
 
 

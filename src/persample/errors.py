@@ -85,6 +85,16 @@ def from_torch() -> bool:
     return frame is not None and frame.f_code.co_filename.startswith(_HIDDEN[0])
 
 
+def called_by(code: CodeType) -> bool:
+    """Whether this function of torch called us, with no code of the caller's own in between."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_HIDDEN):
+        if frame.f_code is code:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
 def describe(place: Place | None) -> str:
     """``model.py:12 in forward: y = x.mean(0)``."""
     if place is None:

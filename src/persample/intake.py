@@ -49,6 +49,8 @@ class Intake:
         self.scalar = False
         self.coupled: Reason | None = None
         self.looped: dict[str, Tensor] | None = None
+        self.reference: list[Tensor | None] = []  # autograd's gradients of weighted losses
+        self.apart = True  # whether samples were proven apart, also where it was looped
         self.lean: Lean | None = None if recorder.ahead is None else Lean(recorder.ahead)
         self.told: list[tuple[Use, Operand, str, Measure]] = []
         self._watched: dict[str, Operand] = {}
@@ -245,7 +247,7 @@ class Intake:
 
     def attached(self, entry: Entry, names: Container[str]) -> list[tuple[str, Form]]:
         """The entry's form as a form of the parameters behind its operand."""
-        return attached(entry, names, self._selected)
+        return attached(entry, names, self._selected, self.recorder.custom.by_hand)
 
     def sources(self, operand: Operand) -> list[str]:
         """The parameters that a derived tensor was computed from."""

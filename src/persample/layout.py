@@ -257,6 +257,19 @@ def squeeze_colours(ids: Tensor, n: int) -> Tensor:
                 and bool((top >= 0).all())
             ):
                 ids = top
+    return _on_one_axis(ids, n)
+
+
+def _on_one_axis(ids: Tensor, n: int) -> Tensor:
+    """One axis that tells all colours, where -1 fills up rows and columns of the others."""
+    wide = [d for d, size in enumerate(ids.shape) if size > 1]
+    if len(wide) < 2 or not bool((ids < 0).any()):
+        return ids
+    for axis in wide:
+        top = ids.amax([d for d in wide if d != axis], keepdim=True)
+        if bool((top >= 0).all()) and torch.unique(top).numel() == n:
+            if bool(((ids == top) | (ids < 0)).all()):
+                return top
     return ids
 
 

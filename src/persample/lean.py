@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .errors import MissedUseError
-from .forms import Dense, Form, total, wide
+from .forms import Dense, Form, Joint, total, wide
 from .marks import version
 from .queries import projected
 
@@ -86,7 +86,7 @@ class Lean:
 
     def take(self, name: str, form: Form) -> None:
         """A use fired."""
-        if self.linear and self.visitor is not None:
+        if self.linear and self.visitor is not None and not isinstance(form, Joint):
             self.visitor(name, form)
             return
         if name in self.settled:

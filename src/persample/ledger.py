@@ -75,7 +75,7 @@ class Ledger(Intake):
                 why="one sample changes the scale of all others, so no bound holds",
                 fix="divide by a constant, or by something of each sample's own",
             )
-        if self.looped is not None:
+        if self.looped is not None and not self.apart:
             raise MixedSamplesError(
                 f"{question}: this tape was computed one loss at a time, unproven",
                 why="samples may influence each other's losses, so a bound would mean nothing",

@@ -34,6 +34,13 @@ def _gradient(
     try:
         with recorder.watching(), torch.autograd.set_multithreading_enabled(False):
             found = list(_grad(losses, wanted, seed, retain_graph=retain_graph, allow_unused=True))
+    except TypeError as error:  # torch.cond traces its branches in backward
+        raise UsageError(
+            "an operator's backward cannot run while it is recorded",
+            why=f"it traces code of its own: {error}",
+            fix="write torch.cond as a Python condition, or leave the operator out",
+        ) from error
+    else:
         for k, p in enumerate(wanted):
             if p.grad is not None:
                 found[k] = p.grad if found[k] is None else found[k].to_dense() + p.grad
@@ -55,10 +62,18 @@ def one_by_one(recorder: Recorder, losses: Tensor, *, retain_graph: bool) -> Non
     if recorder.n is None:
         recorder.n = losses.shape[0]
     if losses.shape[0] != recorder.n:
-        raise UsageError(f"{losses.shape[0]} losses for {recorder.n} samples")
-    if ledger.entries:
-        raise UsageError("a proven and an unproven backward in one recording")
+        raise UsageError(
+            f"{losses.shape[0]} losses for {recorder.n} samples",
+            why=f"the model's inputs have {recorder.n} rows",
+            fix=rows_of_a_sample(losses, recorder.n) or "record(..., n=...), one loss for each",
+        )
     selected = recorder.parameters.selected
+    if ledger.entries:  # of earlier backward passes, which were followed
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            known = ledger.forms(selected)
+            zeros = {k: p.detach().new_zeros((recorder.n, *p.shape)) for k, p in selected.items()}
+            ledger.clear()
+            ledger.looped = {k: known[k].fresh() if k in known else zeros[k] for k in selected}
     rows: dict[str, list[Tensor]] = {name: [] for name in selected}
     for i in range(losses.shape[0]):
         with torch._C.DisableTorchFunction():
@@ -79,16 +94,35 @@ def one_by_one(recorder: Recorder, losses: Tensor, *, retain_graph: bool) -> Non
     ledger.backwards += 1
 
 
-def reference(recorder: Recorder, losses: Tensor) -> tuple[Tensor, list[Tensor | None]]:
-    """Random c and autograd's gradient of Σ cᵢ ℓᵢ."""
-    n = recorder.n or 0
+def rows_of_a_sample(losses: Tensor, n: int) -> str:
+    """What to do where there are fewer losses than rows: pairs that were joined to one batch."""
+    count = losses.shape[0] if losses.dim() == 1 else 0
+    if not count or count == n or n % count:
+        return ""
+    return (
+        f"if {n // count} of the {n} rows make up a sample: record(..., n={count}, "
+        f"sample_ids=torch.arange({n}) % {count}), or // {n // count} if they lie side by side; or "
+        "tape.mark(part) for every part before they are joined"
+    )
+
+
+def reference_of(recorder: Recorder, losses: Tensor) -> tuple[Tensor, list[Tensor | None]]:
+    """Random c and autograd's gradient of Σ cᵢ ℓᵢ, the losses of earlier passes included."""
+    n, ledger = recorder.n or 0, recorder.tape._ledger
     with torch._C.DisableTorchFunction():
-        generator = torch.Generator().manual_seed(recorder.tape._ledger.backwards)
+        generator = torch.Generator().manual_seed(0)
         c = (torch.rand(n, generator=generator, dtype=torch.float64, device="cpu") + 0.5).to(
             losses.device
         )
         seed = _weights(recorder, losses, recorder.look(losses), c)
-    return c, _gradient(recorder, losses, seed, retain_graph=True)
+    found = _gradient(recorder, losses, seed, retain_graph=True)
+    with torch._C.DisableTorchFunction():
+        before = ledger.reference or [None] * len(found)
+        ledger.reference = [
+            a if b is None else b if a is None else a + b
+            for a, b in zip(before, found, strict=True)
+        ]
+    return c, ledger.reference
 
 
 def _weights(recorder: Recorder, losses: Tensor, state: object, c: Tensor) -> Tensor:

@@ -218,7 +218,12 @@ class Marks:
 
 
 def _has_memory(tensor: Tensor) -> bool:
-    return tensor.layout is torch.strided and tensor.numel() > 0
+    return tensor.layout is torch.strided and tensor.numel() > 0 and not transformed(tensor)
+
+
+def transformed(tensor: Tensor) -> bool:
+    """Whether a tensor stands for another inside a torch.func transform."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
 
 
 def _view(tensor: Tensor) -> tuple[Any, ...]:

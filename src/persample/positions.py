@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 
 from .errors import UsageError, describe
-from .forms import Dense, Form, Patches, Pixels, Rows, shares, total, wide
+from .forms import Dense, Form, Joint, Patches, Pixels, Rows, shares, total, wide
 from .layout import Layout
+from .propagate.facts import CUSTOM
 from .rules import OfTable
 from .rules.linear import parameter_axes
 from .use import Firing, Use
@@ -116,6 +117,8 @@ def _features(use: Use, firing: Firing, rank: int) -> tuple[set[int], bool]:
 
 def splits_of(use: Use, firing: Firing, n: int) -> list[Split | None]:
     """For each result that received a gradient."""
+    if use.operator == CUSTOM:
+        raise Placeless("its backward adds them up")
     found: list[Split | None] = []
     for layout, grad in zip(use.out_layouts, firing.grads, strict=True):
         if grad is None:
@@ -192,6 +195,12 @@ def contributions(
             if name in ledger.sources(entry.operand):
                 fine = replace(entry, form=pieces(ledger, entry, where, n))
                 forms += [form for _, form in ledger.attached(fine, {name})]
+        if any(isinstance(form, Joint) for form in forms):
+            raise UsageError(
+                f"{name!r} has a hook, or a custom function, between it and where it was used",
+                why="what that makes of a sample's gradient is not the sum over its positions",
+                fix="leave it out: tape.positions(params=lambda name: ...)",
+            )
         if forms:
             form = total(forms)
             if direction is None:

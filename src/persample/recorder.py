@@ -20,7 +20,7 @@ from .errors import Reason, UsageError, here
 from .inputs import Inputs
 from .layout import CONSTANT, Mixed, State
 from .lean import Ahead, Visitor
-from .marks import EXCLUDED, SELECTED, Derived, Marks, gained_history
+from .marks import EXCLUDED, SELECTED, Derived, Marks, gained_history, transformed
 from .parameters import Parameters, Params, modules_of
 from .propagate import find
 from .tape import Tape
@@ -37,6 +37,8 @@ class _Mode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         operator = find(func)
+        if operator.takes and self.calls.recorder.busy:
+            self.calls.recorder.custom.taken.note(operator.name, args)
         if operator.ignore:
             return func(*args, **(kwargs or {}))
         return self.calls.handle(operator, func, args, kwargs or {})
@@ -66,6 +68,7 @@ class Recorder:
         self.ahead = lean if isinstance(lean, Ahead) else Ahead() if lean else None
         self.positions, self.budget = positions, budget
         self.loop = unproven == "loop"
+        self.second_order = False  # a gradient was taken to be differentiated again
         self.native = verify or self.loop
         self._walked = modules_of(model)
         self.parameters = Parameters(model, params, self._walked)
@@ -181,10 +184,13 @@ class Recorder:
         slot = self.parameters.slots.get(id(tensor))
         if slot is not None:  # frozen inside the block: this use is none of the parameter's
             return SELECTED if slot.name is not None and tensor.requires_grad else EXCLUDED
-        if self.busy and torch.is_grad_enabled():  # a recomputation: its inputs may be copies
-            twin = self.marks.twin(tensor)
-            if twin is not None:
-                return twin
+        if self.busy:
+            if transformed(tensor):  # what comes out of the transform has no mark
+                self.custom.taken.hide("torch.func")
+            elif torch.is_grad_enabled():  # a recomputation: its inputs may be copies
+                twin = self.marks.twin(tensor)
+                if twin is not None:
+                    return twin
         if not tensor.requires_grad:
             return None
         return self._unknown(tensor)

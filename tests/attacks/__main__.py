@@ -34,6 +34,8 @@ CASES = (
     "tokens",
     "functions",
     "hooks",
+    "backwards",
+    "programs",
     "tricks",
     "hidden",
     "overwritten",

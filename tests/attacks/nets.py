@@ -75,6 +75,27 @@ def dense(m: nn.Module, x: Tensor, edges: Tensor, owners: Tensor) -> Tensor:
     return pooled(m.k(adjacency(EDGES).to_dense() @ (adjacency(EDGES) @ m.l(x))), owners)
 
 
+def attention(m: nn.Module, x: Tensor, edges: Tensor, owners: Tensor) -> Tensor:
+    """Messages weighted by a softmax over those that arrive; pooled without a layer in between."""
+    h = m.l(x)
+    score = (h[edges[0]] * m.k(h)[edges[1]]).sum(1).exp()
+    total = torch.zeros(8, dtype=torch.float64).index_add(0, edges[1], score)
+    weights = (score / total[edges[1]]).unsqueeze(1)
+    return pooled(torch.zeros_like(h).index_add(0, edges[1], weights * h[edges[0]]), owners)
+
+
+def scattered(m: nn.Module, x: Tensor, edges: Tensor, owners: Tensor) -> Tensor:
+    """Rows of nobody are written where rows of samples are."""
+    h = messages(m.l(x), edges)
+    return h.new_zeros(3, N).scatter_add(0, owners.unsqueeze(1).expand(8, N), h) * m.k.bias
+
+
+def put(m: nn.Module, x: Tensor, edges: Tensor, owners: Tensor) -> Tensor:
+    """The same by ``index_put``."""
+    h = messages(m.l(x), edges)
+    return h.new_zeros(3, N).index_put((owners,), h, accumulate=True) * m.k.bias
+
+
 def of(body: Callable[..., Tensor], edges: Tensor = EDGES) -> Callable[[], Pair]:
     """Record a batch of three graphs."""
 
@@ -89,6 +110,12 @@ def of(body: Callable[..., Tensor], edges: Tensor = EDGES) -> Callable[[], Pair]
 NETS: dict[str, tuple[str, Callable[[], Pair]]] = {
     "nodes without messages": (EXACT, of(separate)),
     "messages between graphs": (REFUSED, of(separate, CROSSED)),
+    "attention": (EXACT, of(attention)),
+    "attention between graphs": (REFUSED, of(attention, CROSSED)),
+    "scattered": (EXACT, of(scattered)),
+    "scattered, between graphs": (REFUSED, of(scattered, CROSSED)),
+    "put": (EXACT, of(put)),
+    "put, between graphs": (REFUSED, of(put, CROSSED)),
     "mean over nodes": (EXACT, of(mean_pooled)),
     "sparse": (EXACT, of(sparse)),
     "sparse, between graphs": (REFUSED, of(sparse, CROSSED)),

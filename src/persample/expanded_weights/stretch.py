@@ -93,6 +93,7 @@ class Stretch:
                     parameter.grad_sample = before[name]  # type: ignore[attr-defined]
             raise
         with torch._C.DisableTorchFunction(), torch.no_grad():
+            written.settle()
             for name in written.rows:
                 rows = written.finished(name)
                 if self.batch.loss_reduction == "mean":

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from ..forms import Form, wide
+from ..forms import Form, Joint, total, wide
 
 
 class Written:
@@ -15,9 +15,22 @@ class Written:
     def __init__(self, selected: Mapping[str, Tensor]) -> None:
         self.selected = selected
         self.rows: dict[str, Tensor] = {}
+        self.waiting: dict[str, list[Form]] = {}
 
     def __call__(self, name: str, form: Form) -> None:
-        """Add a use's rows."""
+        """Add a use's rows; where code of the user's own follows, all uses wait for each other."""
+        if isinstance(form, Joint):
+            self.waiting.setdefault(name, []).append(form)
+        else:
+            self._add(name, form)
+
+    def settle(self) -> None:
+        """The backward pass is over."""
+        for name, forms in self.waiting.items():
+            self._add(name, total(forms))
+        self.waiting.clear()
+
+    def _add(self, name: str, form: Form) -> None:
         known = self.rows.get(name)
         if known is None:
             self.rows[name] = form.fresh()

@@ -5,6 +5,7 @@ from .dense import Dense
 from .form import Form, inner, lift, real, wide
 from .geometry import Geometry
 from .guard import Unsure, doubts, guarded, restored
+from .joint import Joint
 from .keeping import kept_rows
 from .outer import Outer
 from .part import Part
@@ -24,6 +25,7 @@ __all__ = [
     "Dense",
     "Form",
     "Geometry",
+    "Joint",
     "Outer",
     "Part",
     "Patches",

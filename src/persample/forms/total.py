@@ -11,6 +11,7 @@ from .cost import Plan
 from .dense import Dense
 from .form import Form, wide
 from .guard import restored, scaled
+from .joint import Joint, joined
 from .outer import Outer, concatenated
 from .part import Part
 from .rows import Rows, concatenated_rows
@@ -200,6 +201,7 @@ def total(forms: list[Form]) -> Form:
     outers: dict[tuple[int, ...], list[Outer]] = {}
     tables: list[Rows] = []
     dense: list[Dense] = []
+    joint: list[Joint] = []
     for form in forms:
         if isinstance(form, Outer):
             key = (form.left.shape[1], form.left.shape[3], form.right.shape[3])
@@ -208,6 +210,8 @@ def total(forms: list[Form]) -> Form:
             tables.append(form)
         elif isinstance(form, Dense):
             dense.append(form)
+        elif isinstance(form, Joint):
+            joint.append(form)
         else:
             merged.append(form)
     for group in outers.values():
@@ -216,6 +220,8 @@ def total(forms: list[Form]) -> Form:
         merged.append(tables[0] if len(tables) == 1 else concatenated_rows(tables))
     if dense:
         merged.append(dense[0] if len(dense) == 1 else Dense(added([d.values for d in dense])))
+    if joint:
+        merged.append(joined(joint))
     return merged[0] if len(merged) == 1 else Total(merged)
 
 

@@ -187,8 +187,25 @@ def einsum(call: Call) -> Result:
         raise Mixing("einsum in sublist form")
     operands = einsum_places(equation, terms, call.out)
     if contracts_samples(call, operands):
+        letters = _sample_letters(call, equation, terms)
+        if len(letters) != 1 or "" in letters:
+            raise Mixing("sums over samples are multiplied with each other")
         return Additive()
     return gathered(call, operands, call.out)
+
+
+def _sample_letters(call: Call, equation: str, terms: Sequence[Tensor]) -> set[str]:
+    """The letters of the axes that hold samples; empty for one behind the dots."""
+    found = set()
+    for term, tensor in zip(
+        equation.replace(" ", "").split("->")[0].split(","), terms, strict=True
+    ):
+        layout = call.layout(tensor)
+        if layout is not None:
+            head, _, tail = term.partition("...")
+            spelled = [*head, *[""] * (tensor.dim() - len(head) - len(tail)), *tail]
+            found.add(spelled[layout.axis])
+    return found
 
 
 def einsum_places(equation: str, terms: Sequence[Tensor], out: Tensor) -> list[tuple[Any, Places]]:

@@ -29,7 +29,7 @@ PRODUCTS = frozenset(("linear", "matmul", "addmm", "baddbmm", "bmm", "einsum"))
 RANDOM = frozenset(
     """dropout alpha_dropout feature_dropout feature_alpha_dropout rrelu bernoulli normal poisson
     binomial scaled_dot_product_attention lstm gru rnn_tanh rnn_relu fractional_max_pool2d
-    fractional_max_pool3d native_dropout multinomial""".split()
+    fractional_max_pool3d native_dropout multinomial _standard_gamma _sample_dirichlet""".split()
 )
 # Integer arguments choose rows or elements.
 CHOOSES = frozenset(
@@ -51,3 +51,5 @@ BY_SHAPE = frozenset(
     adaptive_avg_pool1d adaptive_avg_pool2d embedding pad constant_pad_nd cumsum repeat roll flip
     where prelu""".split()
 )
+# A custom function that takes parameters beside data, as if it were an operator.
+CUSTOM = "a custom autograd.Function"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ..errors import Mixing
+from ..layout import Layout
 from .call import Call, Result, carry, trailing
 from .table import rule
 
@@ -43,13 +44,35 @@ def solve(call: Call) -> Result | list[Result]:
     vector = left and (b.dim() == 1 or (b.dim() == a.dim() - 1 and b.shape == a.shape[:-1]))
     core = 1 if vector else 2
     out = call.out if isinstance(call.out, Tensor) else call.out[0]
-    layout = call.layout(b)
-    if not vector and layout is not None and call.layout(a) is None:
-        free = b.dim() - 1 if left else b.dim() - 2  # one right-hand side each
-        if layout.axes == (free,) and out.dim() == b.dim():
-            return layout if out is call.out else [layout, *[None] * (len(call.out) - 1)]
-    result = carry(call, [(a, trailing(a, 2)), (b, trailing(b, core))], out, trailing(out, core))
+    result = None if vector else _own_sides(call, a, b, out, left=left)
+    if result is None:
+        pairs = [(a, trailing(a, 2)), (b, trailing(b, core))]
+        result = carry(call, pairs, out, trailing(out, core))
     return result if isinstance(call.out, Tensor) else [result, *[None] * (len(call.out) - 1)]
+
+
+def _own_sides(call: Call, a: Tensor, b: Tensor, out: Tensor, *, left: bool) -> Layout | None:
+    """One right-hand side for each sample, and one matrix for all: they stay where they are."""
+    layout = call.layout(b)
+    if layout is None or call.layout(a) is not None or out.dim() != b.dim():
+        return None
+    return layout if layout.axes == (b.dim() - 1 if left else b.dim() - 2,) else None
+
+
+@rule("linalg_lstsq")
+def least_squares(call: Call) -> list[Result]:
+    """Solution, residuals, rank and singular values of a batch of problems."""
+    a, b = call.arg(0, "A", "input", "self"), call.arg(1, "B", "b")
+    vector = b.dim() == a.dim() - 1
+    inputs = [(a, trailing(a, 2)), (b, trailing(b, 1 if vector else 2))]
+    cores = (1 if vector else 2, 0 if vector else 1, 0, 1)
+    found: list[Result] = []
+    for out, core in zip(call.out, cores, strict=True):
+        if out.numel() == 0:  # not computed
+            found.append(None)
+        else:
+            found.append(carry(call, inputs, out, trailing(out, core)))
+    return found
 
 
 @rule("linalg_solve_triangular cholesky_solve triangular_solve linalg_householder_product")
@@ -59,6 +82,13 @@ def triangular(call: Call) -> Result:
     core = 1 if call.name == "linalg_householder_product" else 2
     if not isinstance(call.out, Tensor):
         raise Mixing(f"{call.name} is deprecated")
+    side: Layout | None = None
+    if call.name == "linalg_solve_triangular":
+        side = _own_sides(call, a, b, call.out, left=call.kwargs.get("left", True))
+    elif call.name == "cholesky_solve":
+        side = _own_sides(call, b, a, call.out, left=True)
+    if side is not None:
+        return side
     pairs = [(a, trailing(a, 2)), (b, trailing(b, core))]
     return carry(call, pairs, call.out, trailing(call.out, 2))
 

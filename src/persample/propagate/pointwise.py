@@ -36,7 +36,7 @@ rule(
     special_shifted_chebyshev_polynomial_t special_shifted_chebyshev_polynomial_u
     special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w special_sinc
     special_spherical_bessel_j0 special_xlog1py special_xlogy special_zeta
-    fake_quantize_per_tensor_affine"""
+    fake_quantize_per_tensor_affine _standard_gamma _standard_gamma_grad _dirichlet_grad"""
 )(elementwise)
 rule("add sub rsub subtract mul multiply div divide true_divide neg negative", linear=True)(
     elementwise
@@ -49,6 +49,13 @@ def where(call: Call) -> Result | list[Result]:
     if not isinstance(call.out, Tensor):
         return [None] * len(call.out)
     return elementwise(call)
+
+
+@rule("_sample_dirichlet")
+def sample_dirichlet(call: Call) -> Result:
+    """Draws from distributions on the last axis."""
+    x = call.arg(0, "input", "self")
+    return carry(call, [(x, trailing(x, 1))], call.out, trailing(call.out, 1))
 
 
 @rule("copy")

@@ -26,6 +26,7 @@ class Operator:
     linear: bool = False
     routes: bool = False
     ignore: bool = False
+    takes: bool = False
     enter: bool = False
     constant: bool = False
     aliasing: bool = False
@@ -88,6 +89,14 @@ _METHODS = frozenset(
     equal register_post_accumulate_grad_hook retain_grad _is_view sparse_dim dense_dim
     qscheme record_stream requires_grad_ broadcast_shapes result_type can_cast promote_types
     is_tensor is_storage typename get_default_dtype""".split()
+)
+
+# Those of them that hand out numbers, and operators whose result's size is one.
+_TAKES = frozenset(
+    """is_nonzero data_ptr const_data_ptr __bool__ __int__ __float__
+    __index__ __complex__ __long__ __nonzero__ __contains__ __format__ __repr__ __reduce_ex__
+    __deepcopy__ __dlpack__ __array__ numpy tolist item allclose equal nonzero argwhere unique
+    unique_consecutive unique_dim _unique2 masked_select count_nonzero""".split()
 )
 
 _DUNDER = {
@@ -169,7 +178,7 @@ def _add(table: dict[Any, Operator], function: Any, attribute: str) -> None:
 def describe_operator(function: Any, name: str) -> Operator:
     """The operator record of a function of torch with that name."""
     if name in _METHODS:
-        return Operator(name, ignore=True)
+        return Operator(name, ignore=True, takes=name in _TAKES)
     short, inplace = canonical(name)
     found = RULES.get(short)
     enter = isinstance(function, types.FunctionType) and not _whole(function, short)
@@ -189,6 +198,7 @@ def describe_operator(function: Any, name: str) -> Operator:
         additive=short in ADDITIVE,
         direct=_DIRECT.get(function, 0) if enter else 0,
         graph=short in ("backward", "grad", "register_hook"),
+        takes=short in _TAKES,
         by_shape=not inplace and (short in BY_SHAPE or found in (elementwise, first_only)),
     )
 

@@ -48,12 +48,18 @@ def setitem(call: Call) -> Result:
     before = mine.expand(x.shape)
     if not any(isinstance(e, Tensor) for e in entries):
         before = _only_needed(mine, colours, x.shape, entries)
-    after = before.clone()
-    after[tuple(entries)] = colours.expand(after[tuple(entries)].shape)
-    kept = after[tuple(entries)]
-    if bool((kept != colours.expand(kept.shape)).any()):
-        raise Mixing("rows of several samples are written to one place")
+    places = torch.arange(before.numel(), device=x.device).view(before.shape)[tuple(entries)]
+    after = painted(before, places, colours.expand(places.shape))
     return written(x, before, after, call.n)
+
+
+def painted(before: Tensor, places: Tensor, colours: Tensor) -> Tensor:
+    """Colours after a write to these places of the flattened target; -1 leaves a place as it is."""
+    flat, where, new = before.flatten(), places.flatten(), colours.flatten()
+    after = flat.scatter_reduce(0, where, new, "amax", include_self=True)
+    if bool(((new >= 0) & (after[where] != new)).any()):
+        raise Mixing("rows of several samples are written to one place")
+    return after.view(before.shape)
 
 
 def _only_needed(mine: Tensor, colours: Tensor, shape: torch.Size, entries: list[Any]) -> Tensor:
@@ -120,18 +126,14 @@ def _scattered(
             x.shape[d] if d == axis else max(mine.size(d), colours.size(d)) for d in range(x.dim())
         ]
         rows = [index.numel() if d == axis else s for d, s in enumerate(sizes)]
-        before = mine.expand(sizes)
-        colours = colours.expand(rows)
-        after = before.clone().index_copy_(axis, index, colours)
-        kept = after.index_select(axis, index)
+        before, colours = mine.expand(sizes), colours.expand(rows)
+        places = torch.arange(before.numel(), device=x.device).view(sizes).index_select(axis, index)
     else:
         before = mine.expand(x.shape)
         part = tuple(slice(0, s) for s in index.shape)
         colours = colours.expand(source.shape)[part]
-        after = before.clone().scatter_(axis, index, colours)
-        kept = after.gather(axis, index)
-    if bool((kept != colours).any()):
-        raise Mixing("rows of several samples are written to one place")
+        places = torch.arange(before.numel(), device=x.device).view(x.shape).gather(axis, index)
+    after = painted(before, places, colours)
     return written(x, before, after, call.n)
 
 

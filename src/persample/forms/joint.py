@@ -1,0 +1,89 @@
+"""Gradients that pass through code of the user's own on their way from weights to parameters.
+
+A hook, or a custom function's backward, may do what it likes with a gradient: clamp it, normalise
+it, take its sign. Sums over samples or over uses cannot go through it in place of each sample's
+whole gradient, so everything is asked of rows.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .dense import Dense
+from .form import Form
+
+
+class Joint(Form):
+    """gᵢ = P(h¹ᵢ, h²ᵢ, …): one form for every use of what was computed from the parameter."""
+
+    __slots__ = ("edges", "forms", "parameter")
+
+    def __init__(self, forms: Sequence[Form], edges: Sequence[Any], parameter: Tensor) -> None:
+        super().__init__(forms[0].n, parameter.shape, parameter.dtype, parameter.device)
+        self.forms, self.edges, self.parameter = list(forms), list(edges), parameter
+
+    def tensors(self) -> list[Tensor]:
+        """What the uses' forms are made of."""
+        return [t for form in self.forms for t in form.tensors()]
+
+    def owns(self, rows: Tensor) -> bool:
+        """Rows may be a use's own."""
+        return any(form.owns(rows) for form in self.forms)
+
+    def nbytes(self) -> int:
+        """Bytes of all uses."""
+        return sum(form.nbytes() for form in self.forms)
+
+    def row_bytes(self) -> int:
+        """A row of every use and one of the parameter."""
+        return super().row_bytes() + sum(form.row_bytes() for form in self.forms)
+
+    def narrowed(self, first: int, last: int) -> Joint:
+        """Some samples of all uses."""
+        return Joint([f.narrowed(first, last) for f in self.forms], self.edges, self.parameter)
+
+    def without(self, bad: Tensor) -> Form:
+        """Written out: nothing says that zeros stay zeros."""
+        rows = self.dense()
+        return Dense(rows.masked_fill(bad.view(-1, *[1] * len(self.shape)), 0))
+
+    def dense(self, first: int = 0, last: int | None = None) -> Tensor:
+        """All rows in one batched backward pass where torch can, else row by row."""
+        seeds = [form.dense(first, last) for form in self.forms]
+        count = seeds[0].shape[0]
+        if count == 0:
+            return torch.zeros((0, *self.shape), dtype=self.dtype, device=self.device)
+        try:
+            return self._back(seeds, (count,))
+        except RuntimeError:
+            return torch.stack([self._back([s[i] for s in seeds], ()) for i in range(count)])
+
+    def _back(self, seeds: list[Tensor], batch: tuple[int, ...]) -> Tensor:
+        own = [s.clone() for s in seeds]  # a custom function's backward may write to them
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = torch.autograd.grad(
+                self.edges,
+                [self.parameter],
+                own,
+                retain_graph=True,
+                allow_unused=True,
+                is_grads_batched=bool(batch),
+            )[0]
+        if found is None:
+            return torch.zeros((*batch, *self.shape), dtype=self.dtype, device=self.device)
+        return found.to_dense()
+
+
+def joined(forms: Sequence[Joint]) -> Joint:
+    """The uses of all of them, in one."""
+    return Joint(
+        [f for form in forms for f in form.forms],
+        [e for form in forms for e in form.edges],
+        forms[0].parameter,
+    )

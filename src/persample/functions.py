@@ -1,0 +1,158 @@
+"""Custom autograd.Functions that take parameters beside data.
+
+Their backward adds up the parameter's gradient over samples. Run again for every sample, with the
+gradients of the other samples' results set to zero, it gives that sample's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import GradientEdge
+
+from .errors import MixedSamplesError, Place, describe
+from .forms import Dense, Form
+from .forms.pullback import Pullback
+from .kinds import Kind, Template, tapped
+from .layout import Layout, State, ids_of
+from .marks import version
+from .propagate.facts import CUSTOM
+from .rules import Forms
+from .use import Firing, Operand, Use
+
+if TYPE_CHECKING:
+    from .recorder import Recorder
+
+
+class OfParameters:
+    """One node of such a function.
+
+    ``edges`` leads from edges of the graph to arguments: of parameters, or of what was computed
+    from parameters alone.
+    """
+
+    def __init__(self, recorder: Recorder, node: Any, place: Place | None) -> None:
+        self._recorder, self._node = recorder, node
+        # edges, and the arguments that need gradients, come in the same order
+        needed = [j for j, needs in enumerate(node.needs_input_grad) if needs]
+        edges = [k for k, (into, _) in enumerate(node.next_functions) if into is not None]
+        self.edges: dict[int, int] = {}
+        self._operands: list[tuple[int, str, GradientEdge | None]] = []
+        for k, j in zip(edges, needed, strict=True):
+            into, number = node.next_functions[k]
+            parameters = self._leaves(into)
+            if parameters:
+                self.edges[k] = j
+                edge = None if hasattr(into, "variable") else GradientEdge(into, number)
+                self._operands += [(j, name, edge) for name in parameters if name is not None]
+        selected = recorder.parameters.selected
+        operands = [
+            Operand(j, selected[name].detach(), name, None, version(selected[name]))
+            for j, name, _ in self._operands
+        ]
+        kind = Kind(CUSTOM, Template(None, 0, ()), [j for j, _, _ in self._operands], [], [])
+        self.use = Use(recorder.tape_ref, kind, node.apply, [], operands, place, None, ())
+        if operands:
+            recorder.tape._ledger.expect(self.use)
+
+    def _leaves(self, node: Any) -> list[str | None]:
+        """The parameters in which a graph ends; none where samples, or a user's code, may be in it.
+
+        Samples and parameters meet in nodes of ours, or in those of other custom functions.
+        """
+        nodes = nodes_of(node)
+        hooked = self._recorder.custom.by_hand
+        if any(isinstance(at, BackwardCFunction) or at in hooked for at in nodes):
+            return []
+        slots = [
+            self._recorder.parameters.slots.get(id(at.variable))
+            for at in nodes
+            if hasattr(at, "variable")
+        ]
+        return [] if None in slots else [slot.name for slot in slots if slot is not None]
+
+    def fire(self, grads: Sequence[Tensor | None], states: dict[int, State]) -> str:
+        """Take every sample's gradient before the node runs; why not, if it cannot be done."""
+        found = []
+        for k, grad in enumerate(grads):
+            state = states.get(k)
+            if grad is not None:
+                if not isinstance(state, Layout):
+                    return "the samples of one of its results are not known"
+                found.append((k, state, None, grad))
+        self.use.tapped = tapped(found)
+        self._recorder.rules[CUSTOM] = self._rule
+        if self._recorder.n and found:
+            own = tuple(grad for grad in grads if grad is not None)
+            self._recorder.tape._ledger.receive(self.use, (), own)
+        return ""
+
+    def _rule(self, use: Use, firing: Firing, n: int) -> Forms:
+        """One run of the function's own backward for each sample."""
+        colours = [
+            (k, g.to(dtype), ids_of(layout, g.shape, n, g.device))
+            for k, g, layout, dtype in zip(
+                use.tapped.results, firing.grads, use.out_layouts, use.tapped.dtypes, strict=True
+            )
+            if g is not None
+        ]
+        own: list[Tensor | None] = [
+            torch.zeros(meta.shape, dtype=meta.dtype, device=meta.device)
+            for meta in self._node._input_metadata
+        ]
+        rows: dict[int, list[Tensor | None]] = {j: [] for j in self.edges.values()}
+        with torch.random.fork_rng(devices=[]):
+            for i in range(n):
+                for k, g, ids in colours:
+                    own[k] = torch.where(ids == i, g, 0)
+                found = self._apply(own)
+                for j, each in rows.items():
+                    each.append(None if found[j] is None else found[j].to_dense())
+        selected = self._recorder.parameters.selected
+        return [_rows_of(rows[j], edge, selected[name]) for j, name, edge in self._operands]
+
+    def _apply(self, grads: list[Tensor | None]) -> tuple[Any, ...]:
+        try:
+            found = self._node.apply(*grads)
+        except Exception as error:
+            raise MixedSamplesError(
+                f"the backward of {self._node.name()} could not be run for one sample alone",
+                where=describe(self.use.place),
+                why=f"{type(error).__name__}: {error}",
+                fix='record(..., unproven="loop") back-propagates each loss by itself',
+            ) from error
+        return found if isinstance(found, tuple) else (found,)
+
+
+def _rows_of(
+    rows: list[Tensor | None], edge: GradientEdge | None, parameter: Tensor
+) -> Form | None:
+    """Rows of an argument as rows of a parameter behind it."""
+    known = next((row for row in rows if row is not None), None)
+    if known is None:
+        return None
+    form = Dense(torch.stack([torch.zeros_like(known) if r is None else r for r in rows]))
+    if edge is None:
+        return form
+    # at once: the node's own run goes on through this graph, and frees it
+    return Dense(Pullback(form, edge, parameter, known.dtype).wide_dense())
+
+
+def nodes_of(node: Any) -> list[Any]:
+    """All nodes of a graph."""
+    found, seen = [node], {node}
+    for at in found:
+        for into, _ in at.next_functions:
+            if into is not None and into not in seen:
+                seen.add(into)
+                found.append(into)
+    return found
+
+
+def leaves_of(node: Any) -> list[Tensor]:
+    """The leaves of a graph."""
+    return [at.variable for at in nodes_of(node) if hasattr(at, "variable")]

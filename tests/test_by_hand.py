@@ -1,0 +1,152 @@
+"""Weights whose gradients pass through hooks or custom functions: every answer is of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import persample
+from persample.expanded_weights import call_for_per_sample_grads
+from persample.testing import oracle, relative_error
+
+from .models import Fn, par
+
+Change = Callable[[Tensor], Tensor]
+CHANGES: dict[str, Change] = {
+    "scaled": lambda g: 2 * g,
+    "clamped": lambda g: g.clamp(-0.1, 0.1),
+    "signs": lambda g: g.sign(),
+    "normed": lambda g: g / (1 + g.norm()),
+    "normed by a number": lambda g: g / (1 + g.norm().item()),
+}
+
+
+def function_of(change: Change) -> Any:
+    class Changed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, w: Tensor) -> Tensor:
+            return w * 1
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            return change(grad)
+
+    return Changed.apply
+
+
+def hooked(change: Change, made: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    def apply(w: Tensor) -> Tensor:
+        w = made(w)
+        w.register_hook(change)
+        return w
+
+    return apply
+
+
+WAYS: dict[str, Callable[[Change], Callable[[Tensor], Tensor]]] = {
+    "function": function_of,
+    "hook": lambda change: hooked(change, lambda w: w * 1),
+    "hook on a view": lambda change: hooked(change, lambda w: w.t()),
+}
+USES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "once": F.linear,
+    "twice": lambda x, w: F.linear(F.linear(x, w).tanh(), w),
+    "in two ways": lambda x, w: F.linear(F.linear(x, 2 * w).tanh(), w.t()),
+    "in pieces": lambda x, w: F.linear(x, w[:2]) * F.linear(x, w[2:]),
+}
+
+
+def losses(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).square().sum(1)
+
+
+@pytest.mark.parametrize("lean", [False, True])
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("change", CHANGES)
+def test_every_question_is_asked_of_rows(change: str, way: str, use: str, lean: bool) -> None:
+    torch.manual_seed(0)
+    prepare = WAYS[way](CHANGES[change])
+    model = Fn(lambda s, x: USES[use](x, prepare(s.w)), w=par(4, 4)).double()
+    x = torch.randn(4, 4, dtype=torch.float64)
+    rows = oracle(model, losses, x)["w"]
+    with persample.record(model, lean=lean) as tape:
+        tape.backward(losses(model, x), retain_graph=True)
+    flat, c = rows.flatten(1), torch.tensor([0.5, 1.0, -2.0, 3.0]).double()
+    direction = torch.randn(4, 4, dtype=torch.float64)
+    assert relative_error(tape.grads(), {"w": rows}) < 1e-10
+    assert torch.allclose(tape.norms(), flat.norm(dim=1))
+    assert torch.allclose(tape.gram(), flat @ flat.T)
+    assert torch.allclose(tape.dots({"w": direction}), (rows * direction).sum((1, 2)))
+    assert torch.allclose(tape.variance()["w"], rows.var(0), atol=1e-9)
+    assert torch.allclose(tape.weighted_sum(c)["w"], torch.einsum("n,nij->ij", c, rows))
+    limit = float(flat.norm(dim=1).median())
+    scale = (limit / flat.norm(dim=1)).clamp(max=1)
+    clipped = torch.einsum("n,nij->ij", scale, rows)
+    assert torch.allclose(tape.clipped_sum(limit)["w"], clipped, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("use", USES)
+def test_expanded_weights_too(use: str) -> None:
+    prepare = function_of(CHANGES["clamped"])
+    model = Fn(lambda s, x: USES[use](x, prepare(s.w)), w=par(4, 4)).double()
+    x = torch.randn(4, 4, dtype=torch.float64)
+    rows = oracle(model, losses, x)["w"]
+    call = call_for_per_sample_grads(model)
+    call(x).square().sum().backward()
+    assert torch.allclose(model.w.grad_sample, rows)
+
+
+def test_a_hook_on_an_expanded_weight_is_refused() -> None:
+    def body(s: nn.Module, x: Tensor) -> Tensor:
+        token = s.w.expand(x.shape[0], -1, -1)
+        token.register_hook(lambda g: 2 * g)
+        return torch.cat([token, x], 1).flatten(1)
+
+    model = Fn(body, w=par(1, 1, 4)).double()
+    with persample.record(model) as tape:
+        tape.backward(model(torch.randn(4, 3, 4).double()).square().sum(1))
+    with pytest.raises(persample.UsageError, match="expanded"):
+        tape.grads()
+
+
+def test_a_second_backward_is_refused() -> None:
+    prepare = function_of(CHANGES["clamped"])
+    model = Fn(lambda s, x: F.linear(x, prepare(s.w)), w=par(4, 4)).double()
+    x = torch.randn(4, 4, dtype=torch.float64)
+    with persample.record(model) as tape:
+        tape.backward(losses(model, x))
+        with pytest.raises(persample.UsageError, match="a second backward"):
+            tape.backward(losses(model, x))
+
+
+class OwnLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+        ctx.save_for_backward(x, w)
+        return x @ w.t()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
+        x, w = ctx.saved_tensors
+        return g @ w, g.flatten(0, 1).t() @ x.flatten(0, 1)
+
+
+BODIES: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "custom function of weights": lambda s, x: F.linear(x, function_of(CHANGES["clamped"])(s.w)),
+    "custom function of both": lambda s, x: OwnLinear.apply(x, s.w),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_positions_are_refused(name: str) -> None:
+    model = Fn(BODIES[name], w=par(4, 4)).double()
+    with persample.record(model, positions=True) as tape:
+        tape.backward(model(torch.randn(3, 5, 4).double()).square().sum((1, 2)))
+    with pytest.raises(persample.UsageError, match="custom"):
+        tape.positions()
