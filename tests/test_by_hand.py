@@ -150,3 +150,30 @@ def test_positions_are_refused(name: str) -> None:
         tape.backward(model(torch.randn(3, 5, 4).double()).square().sum((1, 2)))
     with pytest.raises(persample.UsageError, match="custom"):
         tape.positions()
+
+
+ROWS: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "one row for each position": lambda m, x: m.table(torch.arange(6)),
+    "seen through a view": lambda m, x: m.table(torch.arange(6)).unsqueeze(0),
+    "repeated for every sample": lambda m, x: m.table(torch.arange(6).repeat(len(x), 1)),
+}
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("rows", ROWS)
+def test_rows_of_a_table_that_a_hook_changes(rows: str, late: bool) -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        picked = ROWS[rows](m, x)
+        out = m.last((x + picked).sin()) if late else None
+        picked.register_hook(lambda g: g.clamp(-0.05, 0.05))
+        return m.last((x + picked).sin()).sum(1) if out is None else out.sum(1)
+
+    torch.manual_seed(0)
+    model = Fn(forward, table=nn.Embedding(6, 4), last=nn.Linear(4, 3)).double()
+    x = torch.randn(5, 6, 4, dtype=torch.float64)
+    expected = oracle(model, losses, x)
+    with persample.record(model) as tape:
+        tape.backward(losses(model, x))
+    assert relative_error(tape.grads(), expected) < 1e-10
+    sizes = sum(g.flatten(1).square().sum(1) for g in expected.values())
+    torch.testing.assert_close(tape.norms().square(), sizes)

@@ -97,6 +97,13 @@ def attached(
     ]
 
 
+def forget_lookups(use: Use, by_hand: Collection[Any]) -> None:
+    """Rows of a table that code of the user's own sees are not just rows of the table."""
+    for operand in use.operands:
+        if operand.lookup is not None and _passes(operand.edge.node, by_hand):
+            operand.lookup = None
+
+
 def _passes(node: Any, by_hand: Collection[Any]) -> bool:
     """Whether the graph from here on to parameters passes one of these nodes."""
     seen, waiting = {node}, [node]

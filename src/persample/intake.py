@@ -14,6 +14,7 @@ from .entries import (
     Entry,
     attached,
     changed,
+    forget_lookups,
     gone,
     nobodys,
     own,
@@ -140,6 +141,8 @@ class Intake:
             if layout.ids is not None and grad is not None and unowned(layout, grad):
                 self.trouble = self.trouble or nobodys(use)
                 return
+        if recorder.custom.by_hand:
+            forget_lookups(use, recorder.custom.by_hand)
         forms, name = self.forms_of(use, firing, recorder.n or 0)
         kept = firing if recorder.positions else None
         if self._cache:
