@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,21 +12,16 @@ from torch.autograd.graph import GradientEdge, _engine_run_backward
 
 from .errors import (
     MissedUseError,
-    MixedSamplesError,
     PersampleError,
-    Reason,
     UsageError,
 )
 from .forms import Form, within
-from .layout import Additive, Layout, Mixed
 from .lean import Visitor
-from .loop import disagreement, one_by_one, reference_of, rows_of_a_sample
-from .marks import Derived
+from .loop import disagreement, one_by_one, reference_of
+from .proof import LOOP, prove
 
 if TYPE_CHECKING:
     from .recorder import Recorder
-
-LOOP = 'record(..., unproven="loop") computes the gradient of each loss by its own backward pass'
 
 
 def tape_backward(
@@ -81,7 +76,7 @@ def checked_backward(
     with torch._C.DisableTorchFunction():
         recorder.inputs.guess.expect_agreement(losses, recorder.n)
         try:
-            scalar, coupled = _prove(recorder, losses)
+            scalar, coupled = prove(recorder, losses)
         except PersampleError:
             if not recorder.loop:
                 raise
@@ -90,37 +85,15 @@ def checked_backward(
             one_by_one(recorder, losses, retain_graph=retain_graph)
             return
     _expect_possible(recorder)
-    if scalar and recorder.second_order:
-        raise UsageError(
-            "one loss per sample is needed where gradients are differentiated again",
-            why="each sample's gradient takes a backward pass of its own loss",
-            fix="tape.backward(losses) with a vector of losses",
-        )
-    if ledger.lean is not None:
-        ledger.lean.begin(patient=recorder.custom.reentrant)
+    _expect_one_each(recorder, scalar=scalar)
     # loop: what taps cannot see would be lost, so the answer is compared with autograd's, too
     compared = recorder.native and not scalar and not ledger.scalar
     reference = reference_of(recorder, losses) if compared else None
-    again = recorder.ahead is not None and recorder.ahead.again
-    keep = retain_graph or recorder.loop or again
-    ledger.retain = keep
     mark, count = len(ledger.entries), ledger.backwards
-    try:
-        with receiving(recorder, factor):
-            engine([losses], [seed], keep, [recorder.anchor] if recorder.native else ())
-    except PersampleError as error:
-        if not recorder.loop:
-            raise
-        ledger.trouble = error
-    trouble = ledger.trouble
+    trouble = _followed(recorder, losses, seed, factor, retain_graph)
     # second derivatives pass no taps: that they are missing says nothing against the proof
     proven = trouble is None and (recorder.second_order or ledger.looped is not None)
     if trouble is None:
-        if ledger.lean is not None:
-            with torch._C.DisableTorchFunction(), torch.no_grad(), within(recorder.budget):
-                ledger.lean.finish()
-            root = (losses, seed, factor) if keep else None
-            ledger.lean.finished(root, retain=retain_graph)
         ledger.backwards += 1
         ledger.scalar = ledger.scalar or scalar
         ledger.coupled = ledger.coupled or coupled
@@ -136,6 +109,39 @@ def checked_backward(
     ledger.rollback(mark)
     ledger.backwards = count
     one_by_one(recorder, losses, retain_graph=retain_graph)
+
+
+def _followed(
+    recorder: Recorder, losses: Tensor, seed: Tensor, factor: float, retain_graph: bool
+) -> PersampleError | None:
+    """One pass in which taps are listened to; what went wrong."""
+    ledger = recorder.tape._ledger
+    if ledger.lean is not None:
+        ledger.lean.begin(patient=recorder.custom.reentrant)
+    again = recorder.ahead is not None and recorder.ahead.again
+    keep = ledger.retain = retain_graph or recorder.loop or again
+    try:
+        with receiving(recorder, factor):
+            engine([losses], [seed], keep, [recorder.anchor] if recorder.native else ())
+    except PersampleError as error:
+        if not recorder.loop:
+            raise
+        ledger.trouble = error
+    if ledger.trouble is None and ledger.lean is not None:
+        with torch._C.DisableTorchFunction(), torch.no_grad(), within(recorder.budget):
+            ledger.lean.finish()
+        root = (losses, seed, factor) if keep else None
+        ledger.lean.finished(root, retain=retain_graph)
+    return ledger.trouble
+
+
+def _expect_one_each(recorder: Recorder, *, scalar: bool) -> None:
+    if scalar and recorder.second_order:
+        raise UsageError(
+            "one loss per sample is needed where gradients are differentiated again",
+            why="each sample's gradient takes a backward pass of its own loss",
+            fix="tape.backward(losses) with a vector of losses",
+        )
 
 
 def _expect_possible(recorder: Recorder) -> None:
@@ -218,25 +224,6 @@ def revisit(
             lean.root = None
 
 
-def _prove(recorder: Recorder, losses: Tensor) -> tuple[bool, Any]:
-    state = recorder.look(losses)
-    if isinstance(state, Derived):
-        recorder.inputs.expect_samples()
-        raise MixedSamplesError(
-            "the loss depends on parameters alone",
-            why="a regulariser has no per-sample gradient",
-            fix="give it its own backward() after tape.set_grad(...)",
-        )
-    n = recorder.n
-    if n is None:
-        raise UsageError(
-            "no samples were seen",
-            why="no module of the model was called inside the block",
-            fix="call the model on its inputs inside the block, or tape.mark(x)",
-        )
-    return expect_losses(losses, state, n)
-
-
 @contextlib.contextmanager
 def receiving(recorder: Recorder, factor: float) -> Iterator[None]:
     """Taps are listened to; native gradients that reach a parameter are caught and undone."""
@@ -277,47 +264,6 @@ def receiving(recorder: Recorder, factor: float) -> Iterator[None]:
         names = {id(t): name for name, t in recorder.model.named_parameters()}
         found = [names.get(id(leaf), "?") for leaf in escaped]
         ledger.trouble = _missed(found, reentrant=recorder.custom.reentrant)
-
-
-def expect_losses(losses: Tensor, state: Any, n: int) -> tuple[bool, Reason | None]:
-    """Refuse what is not a proven vector of losses or sum over samples; (is scalar, coupling)."""
-    if isinstance(state, Layout):
-        _expect_rows(losses, state, n)
-        return False, state.coupled
-    if isinstance(state, Additive):
-        if losses.numel() != 1:
-            raise MixedSamplesError(
-                f"each element of the losses {tuple(losses.shape)} is a sum over samples",
-                why="axis 0 does not hold the samples",
-                fix="pass one loss per sample",
-            )
-        return True, state.coupled
-    if isinstance(state, Mixed):
-        error = state.reason.error("samples meet before the loss", fix=LOOP)
-        fix = rows_of_a_sample(losses, n)
-        if fix:
-            raise MixedSamplesError(error.what, where=error.where, why=error.why, fix=fix)
-        raise error
-    raise MixedSamplesError(
-        f"the losses {tuple(losses.shape)} hold no samples",
-        why="nothing the recorder followed leads from the samples to them",
-        fix="call the model inside the block; tape.mark(x) tensors it does not receive as input",
-    )
-
-
-def _expect_rows(losses: Tensor, layout: Layout, n: int) -> None:
-    if n == 1:
-        return
-    if layout.axes != (0,):
-        raise MixedSamplesError(
-            f"the losses {tuple(losses.shape)} do not hold the samples on axis 0",
-            why=f"they are on axis {', '.join(map(str, layout.axes))}",
-            fix="bring the samples to axis 0, or pass losses.sum()",
-        )
-    if losses.dim() == 0:
-        raise MixedSamplesError("the loss belongs to a single sample", fix="pass one per sample")
-    if layout.ids is not None and bool((layout.ids < 0).any()):
-        raise MixedSamplesError("some losses belong to no sample", fix="drop them first")
 
 
 def _missed(names: Sequence[str], *, reentrant: bool) -> MissedUseError:

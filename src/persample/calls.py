@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .custom import graph_node
 from .engine import ENGINE, run_backward, run_grad, run_nested
 from .enter import entered, kept
 from .errors import Reason, here
 from .layout import CONSTANT, PURE, Additive, Layout, Mixed, State
 from .marks import EXCLUDED, SELECTED, Derived, Mark, same, version
 from .meeting import meet, not_per_sample
+from .nodes import graph_node
 from .parties import Coloured, Parties, Sorting
 from .propagate import Operator, collect, propagate
 from .use import Lookup

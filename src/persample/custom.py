@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.utils.checkpoint import CheckpointFunction
 
-from .errors import Place, Reason, UsageError, from_torch, here
+from .errors import Place, Reason, here
 from .functions import OfParameters, leaves_of
 from .layout import PURE, Additive, Constant, Layout, State
 from .marks import SELECTED, Derived, Mark, gained_history, same, unseen
@@ -287,32 +287,3 @@ def _is_edge(tensor: Tensor, node: Any, number: int) -> bool:
     if tensor.grad_fn is None:
         return getattr(node, "variable", None) is tensor
     return tensor.grad_fn is node and tensor.output_nr == number
-
-
-class GraphNode:
-    """A tensor's ``grad_fn`` as code inside a recording sees it: to look at, not to hook."""
-
-    def __init__(self, node: Any) -> None:
-        self._node = node
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("register_hook", "register_prehook"):
-            raise UsageError(
-                "a hook on a graph node inside a recording",
-                why="it could exchange gradients between samples unseen",
-                fix="hook the tensor: tensor.register_hook(...)",
-            )
-        return getattr(self._node, name)
-
-    def __repr__(self) -> str:
-        return repr(self._node)
-
-
-def graph_node(custom: CustomFunctions, node: Any) -> Any:
-    """The node itself for torch's own code (modules' hooks), a guarded one for everybody else's."""
-    if node is None:
-        return None
-    if from_torch():
-        custom.exposed = True
-        return node
-    return GraphNode(node)

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import CheckpointFunction
 
-from .backward import LOOP, checked_backward
+from .backward import checked_backward
 from .enter import entered
 from .errors import MixedSamplesError, PersampleError, Reason, UsageError, called_by, here
 from .functions import leaves_of
 from .layout import Additive, Layout, Mixed
 from .marks import Derived, same
+from .proof import LOOP
 
 if TYPE_CHECKING:
     from .recorder import Recorder

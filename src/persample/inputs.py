@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 from .arguments import argument_names, opened, packed_ids, walk
 from .errors import UsageError, describe, here
 from .guess import Guess
-from .layout import Constant, Layout, closed, explicit
+from .layout import Constant, Layout, State, closed, explicit
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -27,6 +27,9 @@ class Seen:
     shape: tuple[int, ...]
     samples: bool
     declared: bool
+
+
+Coloured = list[tuple[Tensor, State]]
 
 
 class Gate:
@@ -141,6 +144,10 @@ class Inputs:
         """Take the arguments of the only call to come: no module has to tell when it is made."""
         self._begun = True
         self._take(module, args, kwargs)
+
+    def all_completed(self, coloured: Coloured) -> Coloured:
+        """Completed layouts of all of them."""
+        return [(t, self.completed(s) if isinstance(s, Layout) else s) for t, s in coloured]
 
     def install(self, modules: Iterable[nn.Module]) -> None:
         """Hook all of them (undone when the block ends, and while a module runs)."""

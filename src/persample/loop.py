@@ -10,6 +10,7 @@ from torch import Tensor
 from .enter import entered
 from .errors import UsageError, VerificationError
 from .layout import Layout, ids_of
+from .proof import rows_of_a_sample
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -92,18 +93,6 @@ def one_by_one(recorder: Recorder, losses: Tensor, *, retain_graph: bool) -> Non
                 ledger.looped = {}
             ledger.looped[name] = ledger.looped[name] + new if name in ledger.looped else new
     ledger.backwards += 1
-
-
-def rows_of_a_sample(losses: Tensor, n: int) -> str:
-    """What to do where there are fewer losses than rows: pairs that were joined to one batch."""
-    count = losses.shape[0] if losses.dim() == 1 else 0
-    if not count or count == n or n % count:
-        return ""
-    return (
-        f"if {n // count} of the {n} rows make up a sample: record(..., n={count}, "
-        f"sample_ids=torch.arange({n}) % {count}), or // {n // count} if they lie side by side; or "
-        "tape.mark(part) for every part before they are joined"
-    )
 
 
 def reference_of(recorder: Recorder, losses: Tensor) -> tuple[Tensor, list[Tensor | None]]:

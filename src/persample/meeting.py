@@ -33,25 +33,18 @@ def meet(
     """One use. The native operator runs on the detached parameter (unless the graph is wanted)."""
     recorder = calls.recorder
     kind = known(parties.key)
-    if kind is not None and kind.written_as(operator.inplace, len(args)):
-        if not (recorder.special or operator.additive or recorder.inputs.patterns):
-            if not torch._C._is_any_autocast_enabled():
-                return _again(recorder, operator, kind, func, args, kwargs)
-    else:
+    if kind is not None and not kind.written_as(operator.inplace, len(args)):
         kind = None
     if recorder.inputs.patterns:
-        complete = recorder.inputs.completed
-        parties.coloured = [
-            (t, complete(s) if isinstance(s, Layout) else s) for t, s in parties.coloured
-        ]
+        parties.coloured = recorder.inputs.all_completed(parties.coloured)
+    elif kind is not None and not (recorder.special or operator.additive):
+        if not torch._C._is_any_autocast_enabled():
+            return _again(recorder, operator, kind, func, args, kwargs)
     if operator.recurrent and not recorder.native:
         found = _stepwise(recorder, operator.name, args, kwargs)
         if found is not None:
             return found
-    if kind is None:
-        leaves, kind = _kind(operator, args, kwargs, parties)
-    else:
-        leaves = [*args, *kwargs.values()]
+    leaves, kind = _kind(operator, args, kwargs, parties, kind)
     operands = [operand_of(recorder, k, leaves[k]) for k in kind.mine]
     unread = operator.additive and operator.name not in recorder.rules
     saved = _kept_data(leaves, kind.data, unread=unread, inplace=operator.inplace)
@@ -110,9 +103,12 @@ def _again(
 
 
 def _kind(
-    operator: Operator, args: Sequence[Any], kwargs: dict[str, Any], parties: Parties
-) -> tuple[list[Any], Kind]:
+    operator: Operator, args: Sequence[Any], kwargs: dict[str, Any], parties: Parties,
+    seen: Kind | None,
+) -> tuple[list[Any], Kind]:  # fmt: skip
     """A call's leaves, and what is common to calls like it."""
+    if seen is not None:
+        return [*args, *kwargs.values()], seen
     leaves, template = taken_apart(args, kwargs)
     owned = {id(t) for t in parties.owned}
     layouts = {id(t): s for t, s in parties.coloured if s.__class__ is Layout}

@@ -1,0 +1,89 @@
+"""Losses must be proven before they are back-propagated: a vector, or a sum over samples."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from .errors import MixedSamplesError, Reason, UsageError
+from .layout import Additive, Layout, Mixed
+from .marks import Derived
+
+if TYPE_CHECKING:
+    from .recorder import Recorder
+
+LOOP = 'record(..., unproven="loop") computes the gradient of each loss by its own backward pass'
+
+
+def prove(recorder: Recorder, losses: Tensor) -> tuple[bool, Any]:
+    """Whether the losses are one number, and what couples them; else why they are refused."""
+    state = recorder.look(losses)
+    if isinstance(state, Derived):
+        recorder.inputs.expect_samples()
+        raise MixedSamplesError(
+            "the loss depends on parameters alone",
+            why="a regulariser has no per-sample gradient",
+            fix="give it its own backward() after tape.set_grad(...)",
+        )
+    n = recorder.n
+    if n is None:
+        raise UsageError(
+            "no samples were seen",
+            why="no module of the model was called inside the block",
+            fix="call the model on its inputs inside the block, or tape.mark(x)",
+        )
+    return expect_losses(losses, state, n)
+
+
+def expect_losses(losses: Tensor, state: Any, n: int) -> tuple[bool, Reason | None]:
+    """Refuse what is not a proven vector of losses or sum over samples; (is scalar, coupling)."""
+    if isinstance(state, Layout):
+        _expect_rows(losses, state, n)
+        return False, state.coupled
+    if isinstance(state, Additive):
+        if losses.numel() != 1:
+            raise MixedSamplesError(
+                f"each element of the losses {tuple(losses.shape)} is a sum over samples",
+                why="axis 0 does not hold the samples",
+                fix="pass one loss per sample",
+            )
+        return True, state.coupled
+    if isinstance(state, Mixed):
+        error = state.reason.error("samples meet before the loss", fix=LOOP)
+        fix = rows_of_a_sample(losses, n)
+        if fix:
+            raise MixedSamplesError(error.what, where=error.where, why=error.why, fix=fix)
+        raise error
+    raise MixedSamplesError(
+        f"the losses {tuple(losses.shape)} hold no samples",
+        why="nothing the recorder followed leads from the samples to them",
+        fix="call the model inside the block; tape.mark(x) tensors it does not receive as input",
+    )
+
+
+def _expect_rows(losses: Tensor, layout: Layout, n: int) -> None:
+    if n == 1:
+        return
+    if layout.axes != (0,):
+        raise MixedSamplesError(
+            f"the losses {tuple(losses.shape)} do not hold the samples on axis 0",
+            why=f"they are on axis {', '.join(map(str, layout.axes))}",
+            fix="bring the samples to axis 0, or pass losses.sum()",
+        )
+    if losses.dim() == 0:
+        raise MixedSamplesError("the loss belongs to a single sample", fix="pass one per sample")
+    if layout.ids is not None and bool((layout.ids < 0).any()):
+        raise MixedSamplesError("some losses belong to no sample", fix="drop them first")
+
+
+def rows_of_a_sample(losses: Tensor, n: int) -> str:
+    """What to do where there are fewer losses than rows: pairs that were joined to one batch."""
+    count = losses.shape[0] if losses.dim() == 1 else 0
+    if not count or count == n or n % count:
+        return ""
+    return (
+        f"if {n // count} of the {n} rows make up a sample: record(..., n={count}, "
+        f"sample_ids=torch.arange({n}) % {count}), or // {n // count} if they lie side by side; or "
+        "tape.mark(part) for every part before they are joined"
+    )
