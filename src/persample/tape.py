@@ -67,7 +67,8 @@ class Tape(Products, Moments):
         if it has several). Rows are fresh, contiguous tensors of the
         parameter's dtype and device; a parameter that had no influence has zeros. ``out`` takes
         the dictionary of an earlier step and writes into its tensors instead; an embedding's buffer
-        is then cleared only where the earlier step wrote, unless torch saw it written to since.
+        is then cleared only where the earlier step wrote, unless torch saw it written to since. It
+        does not see what NumPy, ``.data``, DLPack or a collective writes: ``zero_()`` it after that.
 
         >>> import torch, persample
         >>> model = torch.nn.Linear(3, 2)

@@ -82,9 +82,9 @@ def guarded(norms: Sequence[Unsure]) -> list[tuple[Tensor, Tensor]]:
     off = torch.stack([rounded(each.energy, each.t) for each in norms])
     unit = torch.finfo(found.dtype).eps
     slack = (16 * unit * found).add_(scale, alpha=4 * unit)
-    for k, each in enumerate(norms):
-        if each.lost is not None:
-            slack[k] += each.lost
+    if any(each.lost is not None for each in norms):
+        none = torch.zeros_like(found[0])
+        slack += torch.stack([none if each.lost is None else each.lost for each in norms])
     doubtful = slack > (1e-3 * found).clamp_(min=_NOTHING)
     sizes = slack.add_(found)
     for k, doubt in enumerate(doubtful.any(1).tolist()):

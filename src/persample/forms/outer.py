@@ -150,7 +150,7 @@ class Outer(Form):
             found = self._over_blocks(left.mul_(right))
             return found, found, None
         if self.plan().way == "gram":
-            return by_pairs(*self.given)
+            return by_pairs(*self.given, sure=energy)
         found = written_out(*self.given)
         return found, energies(*self.given) if energy else found, None
 

@@ -49,8 +49,8 @@ def weighted(left: Tensor, right: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
     return left.flatten(0, 1), right.flatten(0, 1)
 
 
-def by_pairs(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Σₜₛ ⟨lₜ, lₛ⟩⟨rₜ, rₛ⟩, its diagonal (the energy), and what may have vanished from it."""
+def by_pairs(left: Tensor, right: Tensor, *, sure: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Σₜₛ ⟨lₜ, lₛ⟩⟨rₜ, rₛ⟩, its diagonal, the energy; if ``sure``, what may have vanished."""
     n, t = left.shape[0], left.shape[-2]
     item = 2 * left.shape[1:-1].numel() * t * wide(left.dtype).itemsize
     if item > scratch():
@@ -62,13 +62,14 @@ def by_pairs(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         both = one * two
         found.append(_added(both).clamp_(min=0))
         energy.append(_added(both.diagonal(dim1=-2, dim2=-1)))
-        lost.append(vanished(one, two, left.shape[-1], right.shape[-1]))
+        if sure:
+            lost.append(vanished(one, two, left.shape[-1], right.shape[-1]))
     if len(found) == 1:
-        return found[0], energy[0], lost[0]
+        return found[0], energy[0], lost[0] if sure else None
     if not found:
         zeros = right.new_zeros(0, dtype=real(right.dtype))
-        return zeros, zeros.clone(), zeros.clone()
-    return torch.cat(found), torch.cat(energy), torch.cat(lost)
+        return zeros, zeros.clone(), None
+    return torch.cat(found), torch.cat(energy), torch.cat(lost) if sure else None
 
 
 def _by_blocks(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
