@@ -229,3 +229,18 @@ def test_complex_pieces_and_parameters_without_gradient(lean: bool) -> None:
     spread = (rows["both"] - rows["both"].mean(0)).abs().square().sum(0) / 2
     close(tape.variance()["both"], spread)
     assert not tape.variance()["idle"].any()
+
+
+@pytest.mark.parametrize("lean", [False, True])
+def test_tables_without_columns(lean: bool) -> None:
+    net = Fn(
+        lambda m, i: torch.cat([m.table(i) + m.table(1 - i), i.unsqueeze(2) * m.scale], 2),
+        table=nn.Embedding(2, 0), scale=par(3),
+    )  # fmt: skip
+    ids = torch.tensor([[0, 1], [1, 1], [1, 0]])
+    rows = oracle(net, lambda m, i: flat_loss(m(i)), ids)
+    with persample.record(net, lean=lean) as tape:
+        tape.backward(flat_loss(net(ids)), retain_graph=True)
+    assert tape.grads()["table.weight"].shape == (3, 2, 0)
+    close(tape.norms(), flat_rows(rows).norm(dim=1), 1e-6)
+    close(tape.clipped_sum(1e6)["scale"], rows["scale"].sum(0), 1e-6)

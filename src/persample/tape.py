@@ -68,7 +68,7 @@ class Tape(Products, Moments):
         parameter's dtype and device; a parameter that had no influence has zeros. ``out`` takes
         the dictionary of an earlier step and writes into its tensors instead; an embedding's buffer
         is then cleared only where the earlier step wrote, unless torch saw it written to since. It
-        does not see what NumPy, ``.data``, DLPack or a collective writes: ``zero_()`` it after that.
+        does not see what NumPy, ``.data``, DLPack or a collective writes: call ``zero_()`` then.
 
         >>> import torch, persample
         >>> model = torch.nn.Linear(3, 2)
