@@ -292,3 +292,41 @@ def test_rows_that_are_kept_leave_out_a_sample_that_is_not_finite() -> None:
     others = {k: g[[0, 2, 3]].sum(0) for k, g in tape.grads().items()}
     for name, value in others.items():
         torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6)
+
+
+class TiedHead(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(20, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.table(x.new_tensor([1, 4, 4], dtype=torch.long).expand(x.shape[0], 3))
+        return torch.cat([(1e-6 * rows).flatten(1), F.linear(x, self.table.weight).flatten(1)], 1)
+
+
+VANISHING: dict[str, tuple[Any, tuple[int, ...]]] = {
+    "one position": (lambda: nn.Linear(4, 3), (4,)),
+    "one position of many blocks": (
+        lambda: Fn(lambda m, x: torch.einsum("nki,kio->nko", x, m.w), w=par(3, 4, 4)), (3, 4)),
+    "products of positions": (lambda: nn.Linear(64, 64, bias=False), (4, 64)),
+    "products of patches": (lambda: nn.Conv2d(16, 16, 3, bias=False), (16, 4, 4)),
+    "rows": (lambda: nn.Linear(2, 2, bias=False), (40, 2)),
+    "a tied head": (TiedHead, (3, 8)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("options", [{}, {"lean": True}, {"budget": 1}], ids=str)
+@pytest.mark.parametrize("sizes", [(1e18, 2e-23), (2e-23, 1e18), (1e15, 1e-22)], ids=str)
+@pytest.mark.parametrize("name", VANISHING)
+def test_squares_that_vanish_meet_huge_ones(
+    name: str, sizes: tuple[float, float], options: dict[str, Any]
+) -> None:
+    torch.manual_seed(0)
+    make, shape = VANISHING[name]
+    net, bound = make(), 1e-9
+    x = torch.rand(2, *shape) * sizes[0]
+    with persample.record(net, **options) as tape:  # the second sample has no gradient
+        losses = (net(x).flatten(1) * sizes[1]).sum(1)
+        tape.backward(losses * torch.tensor([1.0, 0.0]))
+    found = sum(float(v.double().square().sum()) for v in tape.clipped_sum(bound).values())
+    assert 0 < found**0.5 <= bound * (1 + 1e-6)

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import persample
 from persample import kinds
@@ -124,3 +125,21 @@ def test_positions_and_loops_after_ordinary_recordings() -> None:
         with persample.record(net, **option) as tape:
             tape.backward(loss_fn(net, x))
         assert relative_error(tape.grads(), expected) < 1e-10
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_reentrant_checkpoints_behind_parameters_that_are_left_out() -> None:
+    def twice(m: Any, x: Tensor) -> Tensor:
+        inside = checkpoint(lambda h: (h * m.w).tanh(), m.first(x), use_reentrant=True)
+        out: Tensor = inside * m.w
+        return out
+
+    net, x = Fn(twice, first=nn.Linear(3, 4), w=par(4)).double(), torch.randn(5, 3).double()
+    expect_exact(net, x)
+    refused = pytest.raises(persample.UsageError, match="no gradient reaches")
+    with refused, persample.record(net, params="w"):
+        loss_fn(net, x)
+    with persample.record(net, params=["w", "first.bias"]) as tape:
+        tape.backward(loss_fn(net, x))
+    expected = oracle(net, loss_fn, x)
+    assert relative_error(tape.grads(params="w"), {"w": expected["w"]}) < 1e-10

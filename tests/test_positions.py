@@ -443,6 +443,14 @@ def test_empty_batch_and_one_sample() -> None:
     assert tape.positions().shape[0] == 0
 
 
+def test_layers_without_features() -> None:
+    net = Fn(lambda m, x: F.linear(x[..., :0], m.empty, m.shift) * x, empty=par(4, 0), shift=par(4))
+    x = torch.randn(3, 5, 4)
+    with persample.record(net, positions=True) as tape:
+        tape.backward(net(x).square().sum((1, 2)))
+    torch.testing.assert_close(tape.positions().sum(1), tape.norms().square())
+
+
 def test_unproven_tapes_have_no_positions() -> None:
     net = nn.Linear(4, 3)
     with persample.record(net, positions=True, unproven="loop") as tape:

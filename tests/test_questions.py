@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import persample
@@ -207,3 +208,39 @@ def test_rows_of_one_position(large: int, monkeypatch: pytest.MonkeyPatch) -> No
     close(
         tape.grads(out={k: torch.ones_like(g) for k, g in tape.grads().items()})["weight"], expected
     )
+
+
+@pytest.mark.parametrize("lean", [False, True])
+def test_complex_pieces_and_parameters_without_gradient(lean: bool) -> None:
+    torch.manual_seed(0)
+    net = Fn(
+        lambda m, x: F.linear(x, m.both[:2]) * F.linear(x, m.both[2:]), both=par(4, 3), idle=par(2)
+    )
+    net.both, net.idle = (nn.Parameter(p.to(torch.complex128)) for p in (net.both, net.idle))
+    x = torch.randn(3, 4, 3, dtype=torch.complex128)
+    rows = oracle(net, lambda m, x: flat_loss(m(x)), x)
+    with persample.record(net, lean=lean) as tape:
+        tape.backward(flat_loss(net(x)), retain_graph=True)
+    flat = flat_rows(rows)
+    close(tape.gram(), flat @ flat.T)
+    close(tape.norms(), flat.norm(dim=1))
+    assert tape.parameter_norms()["idle"].dtype == torch.float64
+    assert tape.second_moment()["idle"].dtype == torch.float64
+    spread = (rows["both"] - rows["both"].mean(0)).abs().square().sum(0) / 2
+    close(tape.variance()["both"], spread)
+    assert not tape.variance()["idle"].any()
+
+
+@pytest.mark.parametrize("lean", [False, True])
+def test_tables_without_columns(lean: bool) -> None:
+    net = Fn(
+        lambda m, i: torch.cat([m.table(i) + m.table(1 - i), i.unsqueeze(2) * m.scale], 2),
+        table=nn.Embedding(2, 0), scale=par(3),
+    )  # fmt: skip
+    ids = torch.tensor([[0, 1], [1, 1], [1, 0]])
+    rows = oracle(net, lambda m, i: flat_loss(m(i)), ids)
+    with persample.record(net, lean=lean) as tape:
+        tape.backward(flat_loss(net(ids)), retain_graph=True)
+    assert tape.grads()["table.weight"].shape == (3, 2, 0)
+    close(tape.norms(), flat_rows(rows).norm(dim=1), 1e-6)
+    close(tape.clipped_sum(1e6)["scale"], rows["scale"].sum(0), 1e-6)

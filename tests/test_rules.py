@@ -50,6 +50,10 @@ PRODUCTS: dict[str, Build] = {
     "addmm": f(lambda s, x: torch.addmm(s.b, x, s.w, beta=2, alpha=3), x(5), w=(5, 3), b=(3,)),
     "addmm of data": f(lambda s, x: torch.addmm(x[:, :3], x, s.w), x(5), w=(5, 3)),
     "bmm": f(lambda s, x: torch.bmm(x, s.w.expand(x.size(0), -1, -1)), x(4, 5), w=(1, 5, 3)),
+    "bmm of one column": f(
+        lambda s, x: torch.bmm(x, s.w.expand(x.size(0), 5, 3)), x(4, 5), w=(1, 5, 1)),
+    "one column of each head": f(lambda s, x: x @ s.w.expand(2, 5, 3), x(2, 4, 5), w=(2, 5, 1)),
+    "one row @ data": f(lambda s, x: s.w.expand(3, 5) @ x, x(5, 4), w=(1, 5)),
     "bmm of experts": f(
         lambda s, x: torch.bmm(x.transpose(0, 1), s.w).transpose(0, 1), x(2, 5), w=(2, 5, 3)),
     "baddbmm": f(
@@ -218,7 +222,9 @@ for _options in ({}, {"num_layers": 2}, {"bidirectional": True, "num_layers": 2,
 
 CASES = PRODUCTS | CONVOLUTIONS | TABLES | NORMS | ARITHMETIC | RECURRENT
 # Left to the generic rule, with the reason.
+_REPEATED = "one column or row is repeated as what the result has besides its positions"
 GENERIC = {
+    **dict.fromkeys(("bmm of one column", "one column of each head", "one row @ data"), _REPEATED),
     "einsum of three": "a rule for two operands exists",
     "einsum of three, two parameters": "a rule for two operands exists",
     "bag of maxima": "which rows win is known to torch's kernel alone",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .engine import ENGINE, run_backward, run_grad, run_nested
+from .engine import ENGINE, expect_reached, run_backward, run_grad, run_nested
 from .enter import entered, kept
 from .errors import Reason, here
 from .layout import CONSTANT, PURE, Additive, Layout, Mixed, State
@@ -63,6 +63,8 @@ class Calls:
                 self._custom.leave()
             else:
                 self._custom.read(parties.coloured)
+        if parties.owned and not wanted and self.recorder.parameters.partial:
+            expect_reached(self.recorder, parties.owned)
         if not parties.owned:
             if not parties.coloured:
                 return func(*args, **kwargs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +23,30 @@ if TYPE_CHECKING:
     from .recorder import Recorder
 
 _CHECKPOINT = CheckpointFunction.backward.__code__
+_CHECKPOINTED = CheckpointFunction.forward.__code__
 _grad = entered(torch.autograd.grad)
 ENGINE = frozenset((Tensor.backward, torch.autograd.backward, torch.autograd.grad))
+
+
+def expect_reached(recorder: Recorder, owned: Sequence[Tensor]) -> None:
+    """Refuse a reentrant checkpoint that no gradient reaches.
+
+    Backward stops where only parameters that ``params=`` leaves out are behind. The checkpoint then
+    is not run again, and uses inside it would be missed.
+    """
+    inputs, frame = None, sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _CHECKPOINTED:  # the outermost counts: gradients are off inside
+            inputs = frame.f_locals["args"]
+        frame = frame.f_back  # type: ignore[assignment]
+    if inputs is None or any(isinstance(t, Tensor) and t.requires_grad for t in inputs):
+        return
+    if any(recorder.is_selected(t) for t in owned):
+        raise UsageError(
+            "a reentrant checkpoint uses a recorded parameter, and no gradient reaches it",
+            why="only parameters that params= leaves out come before it",
+            fix="checkpoint(..., use_reentrant=False), or record all parameters",
+        )
 
 
 def run_backward(recorder: Recorder, args: Sequence[Any], kwargs: dict[str, Any]) -> None:

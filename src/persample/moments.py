@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .asked import Asked, Grads
 from .errors import UsageError
-from .forms import Form
+from .forms import Form, real
 from .parameters import Params, choose
 from .queries import NoiseScale, noise_scale
 
@@ -34,7 +34,7 @@ class Moments(Asked):
             return {
                 name: squares[name] / max(self.n, 1)
                 if name in squares
-                else torch.zeros_like(selected[name], requires_grad=False)
+                else torch.zeros_like(selected[name], dtype=real(selected[name].dtype))
                 for name in names
             }
 

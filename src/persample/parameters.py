@@ -88,6 +88,7 @@ class Parameters:
                 fix="set requires_grad on the parameters you want gradients of",
             )
         self.selected = {n: p for n, p in trainable.items() if n in chosen}
+        self.partial = len(self.selected) < len(trainable)
         self.slots: dict[int, Slot] = {
             id(p): Slot(n if n in chosen else None, p) for n, p in trainable.items()
         }

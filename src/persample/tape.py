@@ -13,7 +13,7 @@ from .asked import Grads
 from .clipping import Grouped, Rule, coefficients, flat
 from .errors import NonFiniteWarning, UsageError
 from .explain import Explanation, explain
-from .forms import Form
+from .forms import Form, real
 from .moments import Moments
 from .parameters import Params, choose
 from .products import Products
@@ -67,7 +67,8 @@ class Tape(Products, Moments):
         if it has several). Rows are fresh, contiguous tensors of the
         parameter's dtype and device; a parameter that had no influence has zeros. ``out`` takes
         the dictionary of an earlier step and writes into its tensors instead; an embedding's buffer
-        is then cleared only where the earlier step wrote, unless torch saw it written to since.
+        is then cleared only where the earlier step wrote, unless torch saw it written to since. It
+        does not see what NumPy, ``.data``, DLPack or a collective writes: call ``zero_()`` then.
 
         >>> import torch, persample
         >>> model = torch.nn.Linear(3, 2)
@@ -117,7 +118,7 @@ class Tape(Products, Moments):
             names = choose(params, self.names)
             found = self._ledger.sq_norms(names, apart=True)
             return {
-                name: found[name].sqrt() if name in found else self._zeros(name, ())
+                name: found[name].sqrt() if name in found else self._zero_norms(name)
                 for name in names
             }
 
@@ -213,10 +214,9 @@ class Tape(Products, Moments):
 
     # ------------------------------------------------------------------ inside
 
-    def _zeros(self, name: str, shape: tuple[int, ...] | None) -> Tensor:
+    def _zero_norms(self, name: str) -> Tensor:
         parameter = self._open().parameters.selected[name]
-        size = parameter.shape if shape is None else (self.n, *shape)
-        return torch.zeros(size, dtype=parameter.dtype, device=parameter.device)
+        return torch.zeros(self.n, dtype=real(parameter.dtype), device=parameter.device)
 
     def _coefficients(self, c: Tensor) -> Tensor:
         if not isinstance(c, Tensor) or c.shape != (self.n,):

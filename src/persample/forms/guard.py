@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 _DOUBT = 400 * torch.finfo(torch.float32).eps
+_NOTHING = 1e-20  # a squared norm that nobody clips to
 
 
 def rounded(energy: Tensor, t: int) -> Tensor:
@@ -22,6 +23,17 @@ def rounded(energy: Tensor, t: int) -> Tensor:
 def scaled(energy: Tensor, a: int, b: int) -> Tensor:
     """The energy in units of what rounding of products of these lengths can hide of it."""
     return energy * (math.sqrt(a) + math.sqrt(b))
+
+
+def vanished(one: Tensor, two: Tensor, a: int, b: int) -> Tensor:
+    """What squares too small for their dtype can hide of squared norms: (n,).
+
+    ``one`` and ``two`` are products (n, …, t, t) of positions of lengths a and b. A product that
+    vanished in one of them may have met a huge one in the other.
+    """
+    both = (m.diagonal(dim1=-2, dim2=-1) for m in (one, two))
+    sizes = torch.add(*both, alpha=a / max(b, 1))
+    return sizes.flatten(1).sum(1).mul_(torch.finfo(one.dtype).tiny * one.shape[-1] * max(b, 1))
 
 
 def doubts(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[bool]:
@@ -45,10 +57,14 @@ def restored(found: Tensor, scale: Tensor, exactly: Callable[[Tensor], Tensor]) 
 
 
 class Unsure(NamedTuple):
-    """Squared norms from products of t positions of lengths a and b, and their energy."""
+    """Squared norms from products of t positions of lengths a and b, and their energy.
+
+    ``lost`` is what may have vanished from them, where squares were multiplied.
+    """
 
     found: Tensor
     energy: Tensor
+    lost: Tensor | None
     a: int
     b: int
     t: int
@@ -66,7 +82,10 @@ def guarded(norms: Sequence[Unsure]) -> list[tuple[Tensor, Tensor]]:
     off = torch.stack([rounded(each.energy, each.t) for each in norms])
     unit = torch.finfo(found.dtype).eps
     slack = (16 * unit * found).add_(scale, alpha=4 * unit)
-    doubtful = slack > 1e-3 * found
+    if any(each.lost is not None for each in norms):
+        none = torch.zeros_like(found[0])
+        slack += torch.stack([none if each.lost is None else each.lost for each in norms])
+    doubtful = slack > (1e-3 * found).clamp_(min=_NOTHING)
     sizes = slack.add_(found)
     for k, doubt in enumerate(doubtful.any(1).tolist()):
         if doubt and norms[k].t > 1:

@@ -134,7 +134,7 @@ class Outer(Form):
         """Products of positions may cancel."""
         if self.dtype.is_complex:
             return super().estimated()
-        found, energy = self._norms_and_energy(energy=False)
+        found, energy, _ = self._norms_and_energy(energy=False)
         if energy is found or self.dtype == torch.float64:
             return found, found
         return found, scaled(energy, *self._lengths())
@@ -143,18 +143,24 @@ class Outer(Form):
         """From factors in double precision."""
         return written_out(self.left[which].double(), self.right[which].double())
 
-    def _norms_and_energy(self, *, energy: bool) -> tuple[Tensor, Tensor]:
-        """‖gᵢ‖² and Σₜ ‖lₜ‖²‖rₜ‖², the scale of what rounding can hide."""
+    def _norms_and_energy(self, *, energy: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+        """‖gᵢ‖², Σₜ ‖lₜ‖²‖rₜ‖², the scale of what rounding can hide, and what may have vanished."""
         if self.t == 1:
-            both = (f.flatten(0, -2) for f in widened(*self.given, 0, self.n))
-            left, right = (squared(f) for f in both)
-            found = left.mul_(right)
-            found = found.view(self.n, -1).sum(1) if found.shape[0] > self.n else found
-            return found, found
+            left, right = self._squares()
+            found = self._over_blocks(left.mul_(right))
+            return found, found, None
         if self.plan().way == "gram":
-            return by_pairs(*self.given)
+            return by_pairs(*self.given, sure=energy)
         found = written_out(*self.given)
-        return found, energies(*self.given) if energy else found
+        return found, energies(*self.given) if energy else found, None
+
+    def _squares(self) -> tuple[Tensor, Tensor]:
+        """‖l‖² and ‖r‖² of the only position, for each block."""
+        left, right = (f.flatten(0, -2) for f in widened(*self.given, 0, self.n))
+        return squared(left), squared(right)
+
+    def _over_blocks(self, each: Tensor) -> Tensor:
+        return each.view(self.n, -1).sum(1) if each.shape[0] > self.n else each
 
     def sq_bounds(self) -> Tensor:
         """The norms plus what rounding can have hidden; doubtful ones again in double precision.
@@ -175,9 +181,11 @@ class Outer(Form):
         """Norms, and bounds from the same products."""
         if self.t != 1 or self.dtype.is_complex or self.dtype == torch.float64:
             return self.certified()[:2]
-        found, _ = self._norms_and_energy(energy=False)  # nothing can cancel
-        each = 4 * sum(math.sqrt(d) for d in self._lengths()) + 16
-        return found, found * (1 + torch.finfo(found.dtype).eps * each)
+        (left, right), (a, b) = self._squares(), self._lengths()  # nothing can cancel
+        found, unit = self._over_blocks(left * right), torch.finfo(left.dtype)
+        # a square that vanished may have met a huge one
+        bound = self._over_blocks(left.add_(a * unit.tiny).mul_(right.add_(b * unit.tiny)))
+        return found, bound.mul_(1 + unit.eps * (4 * (math.sqrt(a) + math.sqrt(b)) + 16))
 
     def certified(self) -> tuple[Tensor, Tensor, Tensor]:
         """Norms, bounds and rounding from the same products."""
@@ -194,8 +202,8 @@ class Outer(Form):
         """Products of positions may cancel."""
         if self.t == 1 or self.dtype.is_complex or self.dtype == torch.float64:
             return None
-        found, energy = self._norms_and_energy(energy=True)
-        return Unsure(found, energy, *self._lengths(), self.t, self.exactly)
+        norms = self._norms_and_energy(energy=True)
+        return Unsure(*norms, *self._lengths(), self.t, self.exactly)
 
     def _lengths(self) -> tuple[int, int]:
         """Of the two factors."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .cost import BROADCAST, scratch, spans
 from .form import real, squared, wide
+from .guard import vanished
 from .sharing import products
 
 
@@ -48,45 +49,50 @@ def weighted(left: Tensor, right: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
     return left.flatten(0, 1), right.flatten(0, 1)
 
 
-def by_pairs(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """Σₜₛ ⟨lₜ, lₛ⟩⟨rₜ, rₛ⟩, and its diagonal, the energy."""
+def by_pairs(left: Tensor, right: Tensor, *, sure: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Σₜₛ ⟨lₜ, lₛ⟩⟨rₜ, rₛ⟩, its diagonal, the energy; if ``sure``, what may have vanished."""
     n, t = left.shape[0], left.shape[-2]
     item = 2 * left.shape[1:-1].numel() * t * wide(left.dtype).itemsize
     if item > scratch():
         return _by_blocks(left, right)
-    found, energy = [], []
+    found, energy, lost = [], [], []
     for first, last in spans(n, item, 4 << 20):  # in cache
         some, other = widened(left, right, first, last)
-        both = products(left, some, first, last) * products(right, other, first, last)
+        one, two = products(left, some, first, last), products(right, other, first, last)
+        both = one * two
         found.append(_added(both).clamp_(min=0))
         energy.append(_added(both.diagonal(dim1=-2, dim2=-1)))
+        if sure:
+            lost.append(vanished(one, two, left.shape[-1], right.shape[-1]))
     if len(found) == 1:
-        return found[0], energy[0]
+        return found[0], energy[0], lost[0] if sure else None
     if not found:
         zeros = right.new_zeros(0, dtype=real(right.dtype))
-        return zeros, zeros.clone()
-    return torch.cat(found), torch.cat(energy)
+        return zeros, zeros.clone(), None
+    return torch.cat(found), torch.cat(energy), torch.cat(lost) if sure else None
 
 
-def _by_blocks(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+def _by_blocks(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Sample by sample where t × t does not fit: blocks on and above the diagonal."""
     if left.dim() == 3:
         left, right = left.unsqueeze(1), right.unsqueeze(1)
-    n, k, t, _ = left.shape
+    n, k, t, a = left.shape
+    b = right.shape[-1]
     found = right.new_zeros(n, dtype=real(right.dtype))
-    energy = torch.zeros_like(found)
+    energy, lost = torch.zeros_like(found), torch.zeros_like(found)
     side = max(1, math.isqrt(scratch() // (2 * k * wide(left.dtype).itemsize)))
     for i in range(n):
         one, two = (f[0] for f in widened(left, right, i, i + 1))
         for row in range(0, t, side):
             mine, other = one[:, row : row + side], two[:, row : row + side]
-            sizes = torch.linalg.vector_norm(mine, dim=2) * torch.linalg.vector_norm(other, dim=2)
-            energy[i] += sizes.square().sum()
+            sizes = [torch.linalg.vector_norm(f, dim=2) for f in (mine, other)]
+            energy[i] += (sizes[0] * sizes[1]).square_().sum()
+            lost[i] += b * sizes[0].square().sum() + a * sizes[1].square().sum()
             for column in range(row, t, side):
                 both = torch.matmul(mine, one[:, column : column + side].mT)
                 both *= torch.matmul(other, two[:, column : column + side].mT)
                 found[i] += both.sum() * (1 if row == column else 2)
-    return found.clamp_(min=0), energy
+    return found.clamp_(min=0), energy, lost.mul_(t * torch.finfo(lost.dtype).tiny)
 
 
 def written_out(left: Tensor, right: Tensor) -> Tensor:

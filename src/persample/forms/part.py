@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .cost import Plan
-from .form import Form, wide
+from .form import Form, real, wide
 from .guard import Unsure
 from .mapped import Mapped
 
@@ -121,7 +121,7 @@ class Part(Mapped):
         if isinstance(other, Part) and (
             self.span()[1] <= other.span()[0] or other.span()[1] <= self.span()[0]
         ):
-            return torch.zeros(self.n, other.n, dtype=wide(self.dtype), device=self.device)
+            return torch.zeros(self.n, other.n, dtype=real(self.dtype), device=self.device)
         return super().dots(other)
 
     def sum_of_squares(self) -> Tensor:

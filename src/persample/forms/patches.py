@@ -152,7 +152,7 @@ class Patches(Form):
         if self.plan().way != "gram":
             found = self._by_rows()
             return found, found
-        found, energy = by_positions(self.x, self.grad, self.shape, self.geometry)
+        found, energy, _ = by_positions(self.x, self.grad, self.shape, self.geometry)
         wider = self.dtype == torch.float64
         return found, found if wider else scaled(energy, *self._lengths())
 
@@ -176,10 +176,10 @@ class Patches(Form):
             found = self.sq_norms()
             return found, found
         if self.plan().way == "gram":
-            found, energy = by_positions(self.x, self.grad, self.shape, self.geometry)
+            norms = by_positions(self.x, self.grad, self.shape, self.geometry)
             t = self.grad.shape[2:].numel()
-            unsure = Unsure(found, energy, *self._lengths(), t, self.exactly)
-            return found, guarded([unsure])[0][0]
+            unsure = Unsure(*norms, *self._lengths(), t, self.exactly)
+            return unsure.found, guarded([unsure])[0][0]
         found, sizes = self.sq_norms(), self._sizes()
         unit = torch.finfo(torch.float32).eps
         slack = unit**2 * 1e4 * sizes

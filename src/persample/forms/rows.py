@@ -268,8 +268,8 @@ def concatenated_rows(forms: list[Rows]) -> Rows:
     n, shape = forms[0].n, forms[0].shape
     if n and all(f.even for f in forms):
         index = torch.cat([f.index.view(n, -1) for f in forms], 1).view(-1)
-        values = torch.cat([f.values.view(n, -1, shape[1]) for f in forms], 1)
-        return Rows(None, index, values.view(-1, shape[1]), n, shape)
+        values = torch.cat([f.values.unflatten(0, (n, f._each())) for f in forms], 1)
+        return Rows(None, index, values.flatten(0, 1), n, shape)
     return Rows(
         torch.cat([f.sample for f in forms]),
         torch.cat([f.index for f in forms]),

@@ -41,7 +41,7 @@ def shares(form: Form, n: int) -> Tensor:
 
 
 def _dense(form: Dense, n: int) -> Tensor:
-    pieces = form.values.reshape(n, form.n // n, -1)
+    pieces = form.values.reshape(n, form.n // n, form.size)
     out = pieces.new_zeros(pieces.shape[:2], dtype=real(form.dtype))
     for first, last in spans(n, 2 * pieces[0].numel() * wide(form.dtype).itemsize):
         part = pieces[first:last].to(out.dtype)
@@ -52,7 +52,8 @@ def _dense(form: Dense, n: int) -> Tensor:
 def _by_sample(form: Outer, n: int) -> tuple[Tensor, Tensor]:
     """Factors (n, k, T · u, a) and (n, k, T · u, b): pieces of a sample are its positions."""
     left, right = (
-        f.view(n, -1, *f.shape[1:]).transpose(1, 2).flatten(2, 3) for f in (form.left, form.right)
+        f.unflatten(0, (n, form.n // n)).transpose(1, 2).flatten(2, 3)
+        for f in (form.left, form.right)
     )
     return left, right
 

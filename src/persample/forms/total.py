@@ -152,7 +152,8 @@ class Total(Form):
         sizes = added([p[1].sqrt() for p in parts])
         unit = torch.finfo(found.dtype).eps
         bound = found + 64 * unit * sizes.square()
-        if pair is not None:
+        if pair is not None:  # what is not sure of the head's norm is not sure of the sum's
+            bound += (parts[0][1] - parts[0][0]) + (parts[1][1] - parts[1][0])
             bound = self._written(bound > found * (1 + 1e-3), bound)
         # the sum is rounded part by part, and so are the rows that the norm was taken of
         return found, (bound.sqrt() + 2 * added([p[2] for p in parts])).square()

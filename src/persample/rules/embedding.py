@@ -55,7 +55,7 @@ def _rows(
     layout: Layout, index: Tensor, grad: Tensor, n: int, shape: torch.Size, padding: int | None
 ) -> Rows:
     """Rows of no sample, and of the padding index, count nothing."""
-    index, values = index.reshape(-1), grad.reshape(-1, grad.shape[-1])
+    index, values = index.reshape(-1), grad.flatten(0, -2) if grad.dim() > 1 else grad[None]
     keep = sample = None
     if padding is not None and padding >= 0:
         keep = index != padding

@@ -34,6 +34,8 @@ def contraction(
     positions = [c for c in out if c not in mine]
     if len(k) + len(i) + len(o) != len(mine) or len(positions) != len(out) - len(k) - len(o):
         raise Unsuited
+    if any(c not in data for c in positions):  # an axis of the result that the weight repeats
+        raise Unsuited
     left = _arranged(grad, out, positions, k, o, layout, n)
     axis_layout = _moved(layout, out, data)
     right = _arranged(x, data, positions, k, i, axis_layout, n)
