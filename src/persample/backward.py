@@ -119,7 +119,7 @@ def _followed(
     if ledger.lean is not None:
         ledger.lean.begin(patient=recorder.custom.reentrant)
     again = recorder.ahead is not None and recorder.ahead.again
-    keep = ledger.retain = retain_graph or recorder.loop or again
+    keep = ledger.retain = retain_graph or recorder.loop or again or recorder.custom.derived
     try:
         with receiving(recorder, factor):
             engine([losses], [seed], keep, [recorder.anchor] if recorder.native else ())

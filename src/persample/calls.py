@@ -184,6 +184,8 @@ class Calls:
                     like = self._memory(operator, tensor, owned[0])
                     rows = self._same_rows(tensor, owned) if operator.aliasing else None
                     self._marks.put(tensor, derived if rows is None else rows, like)
+                    if not torch.is_grad_enabled():  # a custom function may return this view
+                        self._table[id(tensor)].history = False
             elif derived is SELECTED and _made(operator, tensor, kwargs):
                 self._marks.put(tensor, PURE)
         return out

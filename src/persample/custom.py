@@ -17,9 +17,10 @@ from torch.autograd.function import BackwardCFunction
 from torch.utils.checkpoint import CheckpointFunction
 
 from .errors import Place, Reason, here
-from .functions import OfParameters, leaves_of
+from .functions import OfParameters
 from .layout import PURE, Additive, Constant, Layout, State
-from .marks import SELECTED, Derived, Mark, gained_history, same, unseen
+from .marks import EXCLUDED, SELECTED, Derived, Mark, gained_history, same, unseen
+from .nodes import leaves_of
 from .taken import Received, Taken
 from .tap import Tap
 
@@ -49,6 +50,8 @@ class CustomFunctions:
         self.reentrant = False
         self.exposed = False  # gradients pass through hands that may write to them
         self.by_hand: list[Any] = []  # nodes at which those of weights do, too
+        self.derived = False  # functions take what was computed from parameters
+        self._walked: set[Any] = set()
         self.nested = False  # a user's torch.autograd.grad runs inside a backward pass
         self.taken = Taken(recorder)
         self._nodes: dict[int, Followed] = {}
@@ -59,6 +62,7 @@ class CustomFunctions:
         self._nodes.clear()
         self._read.clear()
         self.by_hand.clear()
+        self._walked.clear()
 
     def read(self, coloured: list[tuple[Tensor, State]]) -> None:
         """Tensors of the graph that were read without gradients: a function's arguments, maybe."""
@@ -96,20 +100,42 @@ class CustomFunctions:
         if getattr(type(node), "_forward_cls", None) is CheckpointFunction:
             self.reentrant = True
             return  # recomputes the forward under the recorder and back-propagates through that
-        if mark.state is PURE:
+        if mark.state is PURE or isinstance(mark.state, Derived):
+            if mark.state is EXCLUDED:
+                return
             # what a function saves is recomputed or fetched by such hooks, unseen after backward
             hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-            if hooks is None and self._of_parameters(node):
+            if id(node) in self._nodes:
+                mark.state = unseen(f"{node.name()} returned data and parameters")
+            elif hooks is None and self._of_parameters(node):
                 mark.state = SELECTED
                 self.by_hand.append(node)
             else:
                 mark.state = unseen(f"{node.name()} made it of parameters while checkpointing")
             return
-        if isinstance(mark.state, (Layout, Constant)):
+        if node in self.by_hand:
+            mark.state = unseen(f"{node.name()} returned data and parameters")
+        elif isinstance(mark.state, (Layout, Constant, Additive)):
             base = tensor._base
             if isinstance(mark.state, Layout) and base is not None:
                 self._read.append((base, mark.state))
             self._follow(node, tensor, mark.state)
+
+    def behind(self, node: Any) -> None:
+        """Find functions in the graph of a weight whose results nobody saw become theirs.
+
+        A forward that enables gradients returns what has a history already.
+        """
+        waiting = [node]
+        while waiting:
+            at = waiting.pop()
+            if at is None or at in self._walked:
+                continue
+            self._walked.add(at)
+            if isinstance(at, BackwardCFunction) and at not in self.by_hand:
+                self.exposed = True
+                self.by_hand.append(at)
+            waiting += [into for into, _ in at.next_functions]
 
     def _of_parameters(self, node: Any) -> bool:
         """Whether a function's graph ends in parameters of the model, and nowhere else."""
@@ -216,6 +242,11 @@ class CustomFunctions:
         edges = followed.node.next_functions
         own = followed.own.edges if followed.own is not None else {}
 
+        def totals(grad: Tensor) -> bool:
+            """The function adds up over samples, and so gives all elements the same gradient."""
+            sums = all(isinstance(state, Additive) for state in followed.results.values())
+            return sums and self.recorder.look(grad) is None and _uniform(grad)
+
         def ledger() -> Any:
             return self.recorder.tape._ledger
 
@@ -245,7 +276,7 @@ class CustomFunctions:
                             why = "its gradient of a parameter is no proven sum over samples"
                             self._report(f"the backward of {name}", grad, place, why)
                         continue
-                    if not self._apart(grad, followed.arguments.get(k)):
+                    if not (self._apart(grad, followed.arguments.get(k)) or totals(grad)):
                         self._report(f"the backward of {name}", grad, place)
                     elif self.taken.seen and not (received and received.holds(grad)):
                         self._report(f"the backward of {name}", grad, place, self.taken.why())
@@ -275,6 +306,11 @@ class CustomFunctions:
             reason = Reason(who, why, (tuple(grad.shape),), place)
             fix = 'record(..., unproven="loop") back-propagates each loss by itself'
             ledger.trouble = reason.error("gradients cannot be followed in backward", fix=fix)
+
+
+def _uniform(grad: Tensor) -> bool:
+    """Whether all elements are equal."""
+    return bool((grad == grad.flatten()[:1]).all()) if grad.numel() else True
 
 
 def _is_tap(node: Any) -> bool:

@@ -14,12 +14,14 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge
 
+from .conditions import RandomState
 from .errors import MixedSamplesError, Place, describe
 from .forms import Dense, Form
 from .forms.pullback import Pullback
 from .kinds import Kind, Template, tapped
 from .layout import Layout, State, ids_of
 from .marks import version
+from .nodes import nodes_of
 from .propagate.facts import CUSTOM
 from .rules import Forms
 from .use import Firing, Operand, Use
@@ -48,6 +50,8 @@ class OfParameters:
             if parameters:
                 self.edges[k] = j
                 edge = None if hasattr(into, "variable") else GradientEdge(into, number)
+                # the node's own run goes on through this graph; other uses need it later
+                recorder.custom.derived = recorder.custom.derived or edge is not None
                 self._operands += [(j, name, edge) for name in parameters if name is not None]
         selected = recorder.parameters.selected
         operands = [
@@ -104,55 +108,65 @@ class OfParameters:
             torch.zeros(meta.shape, dtype=meta.dtype, device=meta.device)
             for meta in self._node._input_metadata
         ]
-        rows: dict[int, list[Tensor | None]] = {j: [] for j in self.edges.values()}
-        with torch.random.fork_rng(devices=[]):
+        device = colours[0][1].device
+        now, kept = RandomState(device), self._kept()
+
+        def run(i: int) -> tuple[Any, ...]:
+            for k, g, ids in colours:
+                own[k] = torch.where(ids == i, g, 0)
+            now.restore()  # its own run draws the same numbers
+            return self._apply(own)
+
+        rows: dict[int, Tensor] = {}
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
             for i in range(n):
-                for k, g, ids in colours:
-                    own[k] = torch.where(ids == i, g, 0)
-                found = self._apply(own)
-                for j, each in rows.items():
-                    each.append(None if found[j] is None else found[j].to_dense())
+                self._write(rows, run(i), i, n)
+            if self._kept() != kept:
+                again: dict[int, Tensor] = {}
+                self._write(again, run(0), 0, 1)
+                if any(not torch.equal(rows[j][:1], again[j]) for j in again):
+                    raise self._alone("what it keeps in ctx changes its results when it runs again")
         selected = self._recorder.parameters.selected
-        return [_rows_of(rows[j], edge, selected[name]) for j, name, edge in self._operands]
+        return [_rows_of(rows.get(j), edge, selected[name]) for j, name, edge in self._operands]
+
+    def _write(self, rows: dict[int, Tensor], found: tuple[Any, ...], i: int, n: int) -> None:
+        """A copy of one sample's gradients: a function may return the same memory every time."""
+        for j in self.edges.values():
+            row = found[j]
+            if row is not None:
+                if j not in rows:
+                    rows[j] = torch.zeros((n, *row.shape), dtype=row.dtype, device=row.device)
+                rows[j][i] = row.to_dense()
+
+    def _kept(self) -> list[tuple[str, int, int]]:
+        """What the function keeps in its context, to be told from what it keeps later."""
+        return [
+            (name, id(value), version(value) if isinstance(value, Tensor) else 0)
+            for name, value in self._node.__dict__.items()
+        ]
 
     def _apply(self, grads: list[Tensor | None]) -> tuple[Any, ...]:
         try:
             found = self._node.apply(*grads)
         except Exception as error:
-            raise MixedSamplesError(
-                f"the backward of {self._node.name()} could not be run for one sample alone",
-                where=describe(self.use.place),
-                why=f"{type(error).__name__}: {error}",
-                fix='record(..., unproven="loop") back-propagates each loss by itself',
-            ) from error
+            raise self._alone(f"{type(error).__name__}: {error}") from error
         return found if isinstance(found, tuple) else (found,)
 
+    def _alone(self, why: str) -> MixedSamplesError:
+        return MixedSamplesError(
+            f"the backward of {self._node.name()} could not be run for one sample alone",
+            where=describe(self.use.place),
+            why=why,
+            fix='record(..., unproven="loop") back-propagates each loss by itself',
+        )
 
-def _rows_of(
-    rows: list[Tensor | None], edge: GradientEdge | None, parameter: Tensor
-) -> Form | None:
+
+def _rows_of(rows: Tensor | None, edge: GradientEdge | None, parameter: Tensor) -> Form | None:
     """Rows of an argument as rows of a parameter behind it."""
-    known = next((row for row in rows if row is not None), None)
-    if known is None:
+    if rows is None:
         return None
-    form = Dense(torch.stack([torch.zeros_like(known) if r is None else r for r in rows]))
+    form = Dense(rows)
     if edge is None:
         return form
-    # at once: the node's own run goes on through this graph, and frees it
-    return Dense(Pullback(form, edge, parameter, known.dtype).wide_dense())
-
-
-def nodes_of(node: Any) -> list[Any]:
-    """All nodes of a graph."""
-    found, seen = [node], {node}
-    for at in found:
-        for into, _ in at.next_functions:
-            if into is not None and into not in seen:
-                seen.add(into)
-                found.append(into)
-    return found
-
-
-def leaves_of(node: Any) -> list[Tensor]:
-    """The leaves of a graph."""
-    return [at.variable for at in nodes_of(node) if hasattr(at, "variable")]
+    # at once: they are rows already, and so are those of the parameter
+    return Dense(Pullback(form, edge, parameter, rows.dtype).wide_dense())

@@ -1,8 +1,10 @@
-"""A tensor's ``grad_fn`` as code inside a recording sees it."""
+"""Nodes of autograd's graph: walks through it, and what code inside a recording sees of it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
 
 from .errors import UsageError, from_torch
 
@@ -37,3 +39,19 @@ def graph_node(custom: CustomFunctions, node: Any) -> Any:
         custom.exposed = True
         return node
     return GraphNode(node)
+
+
+def nodes_of(node: Any) -> list[Any]:
+    """All nodes of a graph."""
+    found, seen = [node], {node}
+    for at in found:
+        for into, _ in at.next_functions:
+            if into is not None and into not in seen:
+                seen.add(into)
+                found.append(into)
+    return found
+
+
+def leaves_of(node: Any) -> list[Tensor]:
+    """The leaves of a graph."""
+    return [at.variable for at in nodes_of(node) if hasattr(at, "variable")]
