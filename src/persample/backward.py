@@ -250,6 +250,7 @@ def receiving(recorder: Recorder, factor: float) -> Iterator[None]:
     finally:
         ledger.receiving = False
         ledger.returned.clear()
+        recorder.custom.taken.begin()
         recorder.marks.memories = None
         with torch._C.DisableTorchFunction():
             for leaf, grad in zip(leaves, before, strict=True):

@@ -242,6 +242,8 @@ class Calls:
         if not operator.aliasing:
             return None
         base = out._base
+        if operator.name == "data":
+            self._custom.taken.lend(out)
         if base is None:
             return self._table.get(id(source)) if operator.name == "detach" else None
         known = self._table.get(id(base))

@@ -195,10 +195,14 @@ class CustomFunctions:
                     why = "its tensor was written to in place after the hook was registered"
                     self._report("a tensor hook", grad, place, why)
                 marks.put(grad, state)
-            self.taken.depth += 1
-            new = hook(grad)
-            self.taken.depth -= 1
+            self.taken.running.append(received)
+            try:
+                new = hook(grad)
+            finally:
+                self.taken.running.pop()
             with torch._C.DisableTorchFunction():
+                if received.written(marks):
+                    self._report("a tensor hook", grad, place)
                 for result in (grad, new):
                     if result is None:
                         continue
@@ -253,7 +257,7 @@ class CustomFunctions:
         def before(grads: tuple[Tensor | None, ...]) -> None:
             with torch._C.DisableTorchFunction():
                 followed.received = Received(grads)
-                self.taken.depth += 1
+                self.taken.running.append(followed.received)
                 for k, grad in enumerate(grads):
                     state = followed.results.get(k)
                     if grad is not None and isinstance(state, Layout):
@@ -266,14 +270,23 @@ class CustomFunctions:
 
         def after(found: tuple[Tensor | None, ...], outer: Any) -> Any:
             received, followed.received = followed.received, None
-            self.taken.depth -= 1
             with torch._C.DisableTorchFunction():
+                if received is not None:
+                    if received in self.taken.running:
+                        self.taken.running.remove(received)
+                    if received.written(marks):
+                        given = next(grad for grad in outer if grad is not None)
+                        self._report(f"the backward of {name}", given, place)
                 for k, (grad, (into, _)) in enumerate(zip(found, edges, strict=True)):
                     if into is None or grad is None:  # an argument that needs no gradient
                         continue
                     if k in own:
+                        why = "its gradient of a parameter is no proven sum over samples"
+                        factor = ledger().factor if ledger().receiving else 0.0
                         if not self._sums(grad):
-                            why = "its gradient of a parameter is no proven sum over samples"
+                            self._report(f"the backward of {name}", grad, place, why)
+                        elif factor and followed.own and not followed.own.adds_up(k, grad, factor):
+                            why = "run for each sample alone, it does not add up to its own run"
                             self._report(f"the backward of {name}", grad, place, why)
                         continue
                     if not (self._apart(grad, followed.arguments.get(k)) or totals(grad)):

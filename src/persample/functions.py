@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge
 
-from .conditions import RandomState
+from .conditions import RandomState, tolerance
 from .errors import MixedSamplesError, Place, describe
-from .forms import Dense, Form
+from .forms import Dense, Form, wide
 from .forms.pullback import Pullback
 from .kinds import Kind, Template, tapped
 from .layout import Layout, State, ids_of
@@ -39,6 +39,7 @@ class OfParameters:
 
     def __init__(self, recorder: Recorder, node: Any, place: Place | None) -> None:
         self._recorder, self._node = recorder, node
+        self._rows: dict[int, Tensor] = {}
         # edges, and the arguments that need gradients, come in the same order
         needed = [j for j, needs in enumerate(node.needs_input_grad) if needs]
         edges = [k for k, (into, _) in enumerate(node.next_functions) if into is not None]
@@ -109,23 +110,14 @@ class OfParameters:
             for meta in self._node._input_metadata
         ]
         device = colours[0][1].device
-        now, kept = RandomState(device), self._kept()
-
-        def run(i: int) -> tuple[Any, ...]:
-            for k, g, ids in colours:
-                own[k] = torch.where(ids == i, g, 0)
-            now.restore()  # its own run draws the same numbers
-            return self._apply(own)
-
-        rows: dict[int, Tensor] = {}
+        now, rows = RandomState(device), dict[int, Tensor]()
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             for i in range(n):
-                self._write(rows, run(i), i, n)
-            if self._kept() != kept:
-                again: dict[int, Tensor] = {}
-                self._write(again, run(0), 0, 1)
-                if any(not torch.equal(rows[j][:1], again[j]) for j in again):
-                    raise self._alone("what it keeps in ctx changes its results when it runs again")
+                for k, g, ids in colours:
+                    own[k] = torch.where(ids == i, g, 0)
+                now.restore()  # its own run draws the same numbers
+                self._write(rows, self._apply(own), i, n)
+        self._rows = rows
         selected = self._recorder.parameters.selected
         return [_rows_of(rows.get(j), edge, selected[name]) for j, name, edge in self._operands]
 
@@ -138,27 +130,31 @@ class OfParameters:
                     rows[j] = torch.zeros((n, *row.shape), dtype=row.dtype, device=row.device)
                 rows[j][i] = row.to_dense()
 
-    def _kept(self) -> list[tuple[str, int, int]]:
-        """What the function keeps in its context, to be told from what it keeps later."""
-        return [
-            (name, id(value), version(value) if isinstance(value, Tensor) else 0)
-            for name, value in self._node.__dict__.items()
-        ]
+    def adds_up(self, k: int, grad: Tensor, factor: float) -> bool:
+        """Whether the samples' gradients add up to what the function's own run returned.
+
+        They do not where it keeps a state between runs, or adds something in every run.
+        """
+        rows = self._rows.pop(self.edges[k], None)
+        if rows is None:
+            return not bool(grad.any())
+        dtype = wide(rows.dtype)
+        total, found = rows.sum(0, dtype=dtype), grad.to_dense().to(dtype) * factor
+        size = rows.shape[0] ** 0.5 * torch.linalg.vector_norm(rows, float("inf")) + found.abs()
+        limit = size * tolerance(grad.dtype)
+        return not bool(((total - found).abs() > limit).any())
 
     def _apply(self, grads: list[Tensor | None]) -> tuple[Any, ...]:
         try:
             found = self._node.apply(*grads)
         except Exception as error:
-            raise self._alone(f"{type(error).__name__}: {error}") from error
+            raise MixedSamplesError(
+                f"the backward of {self._node.name()} could not be run for one sample alone",
+                where=describe(self.use.place),
+                why=f"{type(error).__name__}: {error}",
+                fix='record(..., unproven="loop") back-propagates each loss by itself',
+            ) from error
         return found if isinstance(found, tuple) else (found,)
-
-    def _alone(self, why: str) -> MixedSamplesError:
-        return MixedSamplesError(
-            f"the backward of {self._node.name()} could not be run for one sample alone",
-            where=describe(self.use.place),
-            why=why,
-            fix='record(..., unproven="loop") back-propagates each loss by itself',
-        )
 
 
 def _rows_of(rows: Tensor | None, edge: GradientEdge | None, parameter: Tensor) -> Form | None:
