@@ -122,7 +122,10 @@ def _followed(
     keep = ledger.retain = retain_graph or recorder.loop or again or recorder.custom.derived
     try:
         with receiving(recorder, factor):
-            engine([losses], [seed], keep, [recorder.anchor] if recorder.native else ())
+            ends: Sequence[Tensor | GradientEdge] = ()
+            if recorder.native:
+                ends = [recorder.anchor, *recorder.custom.edges()]
+            engine([losses], [seed], keep, ends)
     except PersampleError as error:
         if not recorder.loop:
             raise
@@ -152,6 +155,12 @@ def _expect_possible(recorder: Recorder) -> None:
             why="torch allows only a plain backward through it",
             fix="checkpoint(..., use_reentrant=False)",
         )
+    if recorder.custom.by_hand and recorder.custom.reentrant:
+        raise UsageError(
+            "reentrant checkpointing where weights have hooks, or pass custom functions",
+            why="it back-propagates its part by itself: they would see a part of each gradient",
+            fix="checkpoint(..., use_reentrant=False)",
+        )
     ledger = recorder.tape._ledger
     if ledger.backwards and recorder.custom.by_hand:
         raise UsageError(
@@ -172,7 +181,7 @@ def engine(
     roots: Sequence[Tensor | GradientEdge],
     seeds: Sequence[Tensor],
     retain: bool,
-    inputs: Sequence[Tensor] = (),
+    inputs: Sequence[Tensor | GradientEdge] = (),
 ) -> None:
     """``torch.autograd.backward`` without its checks: roots and seeds have been looked at."""
     _engine_run_backward(

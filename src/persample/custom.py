@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import GradientEdge
 from torch.utils.checkpoint import CheckpointFunction
 
 from .errors import Place, Reason, here
@@ -120,6 +121,11 @@ class CustomFunctions:
             if isinstance(mark.state, Layout) and base is not None:
                 self._read.append((base, mark.state))
             self._follow(node, tensor, mark.state)
+
+    def edges(self) -> list[GradientEdge]:
+        """Functions of parameters: a pass that does not go on to these has to end in them."""
+        found = [f.node for f in self._nodes.values() if f.own is not None and f.own.edges]
+        return [GradientEdge(node, 0) for node in found]
 
     def behind(self, node: Any) -> None:
         """Find functions in the graph of a weight whose results nobody saw become theirs.
