@@ -119,7 +119,7 @@ def _followed(
     if ledger.lean is not None:
         ledger.lean.begin(patient=recorder.custom.reentrant)
     again = recorder.ahead is not None and recorder.ahead.again
-    keep = ledger.retain = retain_graph or recorder.loop or again or recorder.custom.derived
+    keep = ledger.retain = retain_graph or recorder.loop or again or recorder.custom.shared()
     try:
         with receiving(recorder, factor):
             ends: Sequence[Tensor | GradientEdge] = ()

@@ -21,7 +21,8 @@ from .errors import Place, Reason, here
 from .functions import OfParameters
 from .layout import PURE, Additive, Constant, Layout, State
 from .marks import EXCLUDED, SELECTED, Derived, Mark, gained_history, same, unseen
-from .nodes import leaves_of
+from .nodes import leaves_of, nodes_of
+from .propagate.facts import CUSTOM
 from .taken import Received, Taken
 from .tap import Tap
 
@@ -51,7 +52,7 @@ class CustomFunctions:
         self.reentrant = False
         self.exposed = False  # gradients pass through hands that may write to them
         self.by_hand: list[Any] = []  # nodes at which those of weights do, too
-        self.derived = False  # functions take what was computed from parameters
+        self.derived: list[Any] = []  # nodes of parameters' own graphs that functions take
         self._walked: set[Any] = set()
         self.nested = False  # a user's torch.autograd.grad runs inside a backward pass
         self.taken = Taken(recorder)
@@ -59,8 +60,12 @@ class CustomFunctions:
         self._read: list[tuple[Tensor, Layout]] = []
 
     def clear(self) -> None:
-        """Let go of the graph."""
+        """Let go of the graph; its nodes hold hooks that lead back here."""
+        for followed in self._nodes.values():
+            followed.node = followed.own = None
         self._nodes.clear()
+        self.recorder.rules.pop(CUSTOM, None)
+        self.derived.clear()
         self._read.clear()
         self.by_hand.clear()
         self._walked.clear()
@@ -121,6 +126,14 @@ class CustomFunctions:
             if isinstance(mark.state, Layout) and base is not None:
                 self._read.append((base, mark.state))
             self._follow(node, tensor, mark.state)
+
+    def shared(self) -> bool:
+        """Whether a function's run goes on through graphs of parameters that other uses need."""
+        return any(
+            at in self._walked and not hasattr(at, "variable")
+            for node in self.derived
+            for at in nodes_of(node)
+        )
 
     def edges(self) -> list[GradientEdge]:
         """Functions of parameters: a pass that does not go on to these has to end in them."""
@@ -185,14 +198,14 @@ class CustomFunctions:
             if isinstance(state, Derived) and tensor.grad_fn is not None:
                 self.by_hand.append(tensor.grad_fn)
             return hook
-        marks, ledger, place = self.recorder.marks, self.recorder.tape._ledger, here()
+        marks, place = self.recorder.marks, here()
         known = marks.table.get(id(tensor))
         tapped = tensor.dim() > 2 and _is_tap(tensor.grad_fn)
         family = known.family if known is not None and tapped else None
         seen = family.version if family is not None else 0
 
         def run(grad: Tensor) -> Tensor | None:
-            if not (ledger.receiving or self.nested):
+            if not (self._receiving() or self.nested):
                 return hook(grad)
             with torch._C.DisableTorchFunction():
                 received = Received([grad])
@@ -219,6 +232,11 @@ class CustomFunctions:
             return new
 
         return run
+
+    def _receiving(self) -> bool:
+        """Whether a pass is being recorded; hooks of a graph may outlive the tape."""
+        tape = self.recorder.tape_ref()
+        return tape is not None and tape._ledger.receiving
 
     def _follow(self, node: Any, tensor: Tensor, state: State) -> None:
         self.exposed = True
@@ -257,9 +275,6 @@ class CustomFunctions:
             sums = all(isinstance(state, Additive) for state in followed.results.values())
             return sums and self.recorder.look(grad) is None and _uniform(grad)
 
-        def ledger() -> Any:
-            return self.recorder.tape._ledger
-
         def before(grads: tuple[Tensor | None, ...]) -> None:
             with torch._C.DisableTorchFunction():
                 followed.received = Received(grads)
@@ -268,7 +283,7 @@ class CustomFunctions:
                     state = followed.results.get(k)
                     if grad is not None and isinstance(state, Layout):
                         marks.put(grad, state)
-                if followed.own is not None and own and ledger().receiving:
+                if followed.own is not None and own and self._receiving():
                     why = followed.own.fire(grads, followed.results)
                     given = [grad for grad in grads if grad is not None]
                     if why and given:
@@ -288,7 +303,7 @@ class CustomFunctions:
                         continue
                     if k in own:
                         why = "its gradient of a parameter is no proven sum over samples"
-                        factor = ledger().factor if ledger().receiving else 0.0
+                        factor = self.recorder.tape._ledger.factor if self._receiving() else 0.0
                         if not self._sums(grad):
                             self._report(f"the backward of {name}", grad, place, why)
                         elif factor and followed.own and not followed.own.adds_up(k, grad, factor):
@@ -300,7 +315,7 @@ class CustomFunctions:
                     elif self.taken.seen and not (received and received.holds(grad)):
                         self._report(f"the backward of {name}", grad, place, self.taken.why())
             self._read.clear()  # what its backward read was saved by its forward: let it go
-            if not own or not ledger().receiving:
+            if not own or not self._receiving():
                 return None
             return tuple(None if k in own else grad for k, grad in enumerate(found))
 
@@ -319,8 +334,11 @@ class CustomFunctions:
         return isinstance(state, (Layout, Additive)) and state.coupled is None
 
     def _report(self, who: str, grad: Tensor, place: Place | None, why: str = "") -> None:
-        ledger = self.recorder.tape._ledger
-        if (ledger.receiving or self.nested) and ledger.trouble is None:
+        tape = self.recorder.tape_ref()
+        ledger = None if tape is None else tape._ledger
+        if ledger is None or not (ledger.receiving or self.nested):
+            return
+        if ledger.trouble is None:
             why = why or f"{who} does not keep samples apart, or hides how"
             reason = Reason(who, why, (tuple(grad.shape),), place)
             fix = 'record(..., unproven="loop") back-propagates each loss by itself'

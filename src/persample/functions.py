@@ -51,8 +51,8 @@ class OfParameters:
             if parameters:
                 self.edges[k] = j
                 edge = None if hasattr(into, "variable") else GradientEdge(into, number)
-                # the node's own run goes on through this graph; other uses need it later
-                recorder.custom.derived = recorder.custom.derived or edge is not None
+                if edge is not None:
+                    recorder.custom.derived.append(into)
                 self._operands += [(j, name, edge) for name in parameters if name is not None]
         selected = recorder.parameters.selected
         operands = [
@@ -164,5 +164,5 @@ def _rows_of(rows: Tensor | None, edge: GradientEdge | None, parameter: Tensor) 
     form = Dense(rows)
     if edge is None:
         return form
-    # at once: they are rows already, and so are those of the parameter
+    # at once: the node's own run goes on through this graph, and frees it
     return Dense(Pullback(form, edge, parameter, rows.dtype).wide_dense())
