@@ -8,7 +8,6 @@ results, and the gradients it returns must come out with the layouts of its argu
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,23 +24,13 @@ from .nodes import leaves_of, nodes_of
 from .propagate.facts import CUSTOM
 from .taken import Received, Taken
 from .tap import Tap
+from .watch import Followed, Watch
 
 if TYPE_CHECKING:
     from .recorder import Recorder
 
 
 _VIEWS = frozenset(("ViewBackward0", "AliasBackward0", "UnsafeViewBackward0"))
-
-
-@dataclass(slots=True)
-class Followed:
-    """A custom node: the layouts of its results, and of its arguments by edge."""
-
-    node: Any
-    results: dict[int, State] = field(default_factory=dict)
-    arguments: dict[int, Layout] = field(default_factory=dict)
-    received: Received | None = None
-    own: OfParameters | None = None
 
 
 class CustomFunctions:
@@ -77,6 +66,10 @@ class CustomFunctions:
         for tensor, state in coloured:
             if isinstance(state, Layout) and tensor.requires_grad:
                 self._read.append((tensor, state))
+
+    def forget_read(self) -> None:
+        """No function is being applied."""
+        self._read.clear()
 
     def leave(self) -> None:
         """Something with gradients is called: the function, if there was one, has been left.
@@ -205,14 +198,14 @@ class CustomFunctions:
         seen = family.version if family is not None else 0
 
         def run(grad: Tensor) -> Tensor | None:
-            if not (self._receiving() or self.nested):
+            if not (self.receiving() or self.nested):
                 return hook(grad)
             with torch._C.DisableTorchFunction():
                 received = Received([grad])
                 if family is not None and family.version != seen:
                     # without a recorder it may have been a view, and torch drops a view's hooks
                     why = "its tensor was written to in place after the hook was registered"
-                    self._report("a tensor hook", grad, place, why)
+                    self.report("a tensor hook", grad, place, why)
                 marks.put(grad, state)
             self.taken.running.append(received)
             try:
@@ -221,19 +214,19 @@ class CustomFunctions:
                 self.taken.running.pop()
             with torch._C.DisableTorchFunction():
                 if received.written(marks):
-                    self._report("a tensor hook", grad, place)
+                    self.report("a tensor hook", grad, place)
                 for result in (grad, new):
                     if result is None:
                         continue
                     if not same(self.recorder.look(result), state):
-                        self._report("a tensor hook", result, place)
+                        self.report("a tensor hook", result, place)
                     elif self.taken.seen and not received.holds(result):
-                        self._report("a tensor hook", result, place, self.taken.why())
+                        self.report("a tensor hook", result, place, self.taken.why())
             return new
 
         return run
 
-    def _receiving(self) -> bool:
+    def receiving(self) -> bool:
         """Whether a pass is being recorded; hooks of a graph may outlive the tape."""
         tape = self.recorder.tape_ref()
         return tape is not None and tape._ledger.receiving
@@ -245,7 +238,7 @@ class CustomFunctions:
             known = self._nodes[id(node)] = Followed(node)
             if isinstance(state, Layout):
                 known.own = OfParameters(self.recorder, node, here())
-            self._watch(known, here())
+            Watch(self, known, here())
         known.results[tensor.output_nr] = state
         for k, (into, number) in enumerate(node.next_functions):
             if into is not None and k not in known.arguments:
@@ -265,75 +258,8 @@ class CustomFunctions:
                     return mark.state
         return None
 
-    def _watch(self, followed: Followed, place: Place | None) -> None:
-        marks, name = self.recorder.marks, followed.node.name()
-        edges = followed.node.next_functions
-        own = followed.own.edges if followed.own is not None else {}
-
-        def totals(grad: Tensor) -> bool:
-            """The function adds up over samples, and so gives all elements the same gradient."""
-            sums = all(isinstance(state, Additive) for state in followed.results.values())
-            return sums and self.recorder.look(grad) is None and _uniform(grad)
-
-        def before(grads: tuple[Tensor | None, ...]) -> None:
-            with torch._C.DisableTorchFunction():
-                followed.received = Received(grads)
-                self.taken.running.append(followed.received)
-                for k, grad in enumerate(grads):
-                    state = followed.results.get(k)
-                    if grad is not None and isinstance(state, Layout):
-                        marks.put(grad, state)
-                if followed.own is not None and own and self._receiving():
-                    why = followed.own.fire(grads, followed.results)
-                    given = [grad for grad in grads if grad is not None]
-                    if why and given:
-                        self._report(f"the backward of {name}", given[0], place, why)
-
-        def after(found: tuple[Tensor | None, ...], outer: Any) -> Any:
-            received, followed.received = followed.received, None
-            with torch._C.DisableTorchFunction():
-                if received is not None:
-                    if received in self.taken.running:
-                        self.taken.running.remove(received)
-                    if received.written(marks):
-                        given = next(grad for grad in outer if grad is not None)
-                        self._report(f"the backward of {name}", given, place)
-                for k, (grad, (into, _)) in enumerate(zip(found, edges, strict=True)):
-                    if into is None or grad is None:  # an argument that needs no gradient
-                        continue
-                    if k in own:
-                        why = "its gradient of a parameter is no proven sum over samples"
-                        factor = self.recorder.tape._ledger.factor if self._receiving() else 0.0
-                        if not self._sums(grad):
-                            self._report(f"the backward of {name}", grad, place, why)
-                        elif factor and followed.own and not followed.own.adds_up(k, grad, factor):
-                            why = "run for each sample alone, it does not add up to its own run"
-                            self._report(f"the backward of {name}", grad, place, why)
-                        continue
-                    if not (self._apart(grad, followed.arguments.get(k)) or totals(grad)):
-                        self._report(f"the backward of {name}", grad, place)
-                    elif self.taken.seen and not (received and received.holds(grad)):
-                        self._report(f"the backward of {name}", grad, place, self.taken.why())
-            self._read.clear()  # what its backward read was saved by its forward: let it go
-            if not own or not self._receiving():
-                return None
-            return tuple(None if k in own else grad for k, grad in enumerate(found))
-
-        followed.node.register_prehook(before)
-        followed.node.register_hook(after)
-
-    def _apart(self, grad: Tensor, expected: Layout | None) -> bool:
-        state = self.recorder.look(grad)
-        if isinstance(state, Layout):
-            return expected is not None and same(state, expected)
-        return state is None and not bool(grad.any())
-
-    def _sums(self, grad: Tensor) -> bool:
-        """Whether every term of a parameter's gradient is of one sample; else others matter."""
-        state = self.recorder.look(grad)
-        return isinstance(state, (Layout, Additive)) and state.coupled is None
-
-    def _report(self, who: str, grad: Tensor, place: Place | None, why: str = "") -> None:
+    def report(self, who: str, grad: Tensor, place: Place | None, why: str = "") -> None:
+        """A gradient cannot be followed: the running pass is refused."""
         tape = self.recorder.tape_ref()
         ledger = None if tape is None else tape._ledger
         if ledger is None or not (ledger.receiving or self.nested):
@@ -343,11 +269,6 @@ class CustomFunctions:
             reason = Reason(who, why, (tuple(grad.shape),), place)
             fix = 'record(..., unproven="loop") back-propagates each loss by itself'
             ledger.trouble = reason.error("gradients cannot be followed in backward", fix=fix)
-
-
-def _uniform(grad: Tensor) -> bool:
-    """Whether all elements are equal."""
-    return bool((grad == grad.flatten()[:1]).all()) if grad.numel() else True
 
 
 def _is_tap(node: Any) -> bool:
