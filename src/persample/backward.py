@@ -80,11 +80,11 @@ def checked_backward(
         except PersampleError:
             if not recorder.loop:
                 raise
-            _expect_possible(recorder)
+            expect_possible(recorder)
             ledger.apart = False
             one_by_one(recorder, losses, retain_graph=retain_graph)
             return
-    _expect_possible(recorder)
+    expect_possible(recorder)
     _expect_one_each(recorder, scalar=scalar)
     # loop: what taps cannot see would be lost, so the answer is compared with autograd's, too
     compared = recorder.native and not scalar and not ledger.scalar
@@ -116,6 +116,9 @@ def _followed(
 ) -> PersampleError | None:
     """One pass in which taps are listened to; what went wrong."""
     ledger = recorder.tape._ledger
+    unfollowed = recorder.custom.unfollowed([losses.grad_fn])
+    if unfollowed is not None:
+        return unfollowed
     if ledger.lean is not None:
         ledger.lean.begin(patient=recorder.custom.reentrant)
     again = recorder.ahead is not None and recorder.ahead.again
@@ -147,7 +150,7 @@ def _expect_one_each(recorder: Recorder, *, scalar: bool) -> None:
         )
 
 
-def _expect_possible(recorder: Recorder) -> None:
+def expect_possible(recorder: Recorder) -> None:
     """Refuse a backward pass that this kind of recording cannot follow."""
     if recorder.native and recorder.custom.reentrant:
         raise UsageError(

@@ -7,7 +7,7 @@ results, and the gradients it returns must come out with the layouts of its argu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,11 +16,11 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge
 from torch.utils.checkpoint import CheckpointFunction
 
-from .errors import Place, Reason, here
+from .errors import PersampleError, Place, Reason, here
 from .functions import OfParameters
 from .layout import PURE, Additive, Constant, Layout, State
 from .marks import EXCLUDED, SELECTED, Derived, Mark, gained_history, same, unseen
-from .nodes import leaves_of, nodes_of
+from .nodes import from_elsewhere, leaves_of, nodes_of, own_functions
 from .propagate.facts import CUSTOM
 from .taken import Received, Taken
 from .tap import Tap
@@ -43,6 +43,7 @@ class CustomFunctions:
         self.by_hand: list[Any] = []  # nodes at which those of weights do, too
         self.derived: list[Any] = []  # nodes of parameters' own graphs that functions take
         self._walked: set[Any] = set()
+        self._start = torch._C._autograd._get_sequence_nr()
         self.nested = False  # a user's torch.autograd.grad runs inside a backward pass
         self.taken = Taken(recorder)
         self._nodes: dict[int, Followed] = {}
@@ -132,6 +133,27 @@ class CustomFunctions:
         """Functions of parameters: a pass that does not go on to these has to end in them."""
         found = [f.node for f in self._nodes.values() if f.own is not None and f.own.edges]
         return [GradientEdge(node, 0) for node in found]
+
+    def unfollowed(self, roots: Sequence[Any]) -> PersampleError | None:
+        """Why not, where a function of the block is on the way whose results were not its own.
+
+        A forward that enables gradients may return a tensor that had a history, and was known.
+        """
+        if not own_functions():
+            return None
+        for node in (node for root in roots for node in nodes_of(root)):
+            if not isinstance(node, BackwardCFunction) or from_elsewhere(type(node)):
+                continue
+            known = self._nodes.get(id(node)) is not None or node in self.by_hand
+            if not known and node._sequence_nr() >= self._start and not self._of_parameters(node):
+                name = type(node).__name__
+                why = f"the forward of {name} returns a tensor with a history of its own"
+                reason = Reason("a custom function", why, (), None)
+                return reason.error(
+                    "gradients cannot be followed in backward",
+                    fix="return the tensor detached: torch gives it the function's history",
+                )
+        return None
 
     def behind(self, node: Any) -> None:
         """Find functions in the graph of a weight whose results nobody saw become theirs.

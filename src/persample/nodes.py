@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 
 from .errors import UsageError, from_torch
 
@@ -39,6 +40,23 @@ def graph_node(custom: CustomFunctions, node: Any) -> Any:
         custom.exposed = True
         return node
     return GraphNode(node)
+
+
+_SEEN = [0, False]  # how many classes of nodes there were, and whether one is a user's
+
+
+def from_elsewhere(node: type) -> bool:
+    """Whether a custom function's node is of torch's functions, or of ours."""
+    module = getattr(node, "_forward_cls", node).__module__
+    return module.split(".")[0] in ("torch", "persample")
+
+
+def own_functions() -> bool:
+    """Whether the user's program has custom functions at all."""
+    classes = BackwardCFunction.__subclasses__()
+    if len(classes) != _SEEN[0]:
+        _SEEN[:] = len(classes), not all(from_elsewhere(node) for node in classes)
+    return bool(_SEEN[1])
 
 
 def nodes_of(node: Any) -> list[Any]:
