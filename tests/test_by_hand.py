@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -26,11 +27,20 @@ CHANGES: dict[str, Change] = {
 }
 
 
-def function_of(change: Change) -> Any:
+def copied(w: Tensor) -> Tensor:
+    return w * 1
+
+
+def with_history(w: Tensor) -> Tensor:
+    with torch.enable_grad():
+        return w * 1
+
+
+def function_of(change: Change, made: Change = copied) -> Any:
     class Changed(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, w: Tensor) -> Tensor:
-            return w * 1
+            return made(w)
 
         @staticmethod
         def backward(ctx: Any, grad: Tensor) -> Tensor:
@@ -50,6 +60,9 @@ def hooked(change: Change, made: Callable[[Tensor], Tensor]) -> Callable[[Tensor
 
 WAYS: dict[str, Callable[[Change], Callable[[Tensor], Tensor]]] = {
     "function": function_of,
+    "function that returns its argument": lambda change: function_of(change, lambda w: w),
+    "function that returns a view": lambda change: function_of(change, lambda w: w[:]),
+    "function that enables gradients": lambda change: function_of(change, with_history),
     "hook": lambda change: hooked(change, lambda w: w * 1),
     "hook on a view": lambda change: hooked(change, lambda w: w.t()),
 }
@@ -177,3 +190,108 @@ def test_rows_of_a_table_that_a_hook_changes(rows: str, late: bool) -> None:
     assert relative_error(tape.grads(), expected) < 1e-10
     sizes = sum(g.flatten(1).square().sum(1) for g in expected.values())
     torch.testing.assert_close(tape.norms().square(), sizes)
+
+
+class OwnSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, h: Tensor) -> Tensor:
+        ctx.save_for_backward(h)
+        return h.square().sum()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return 2 * g * ctx.saved_tensors[0]
+
+
+class CrossedSum(OwnSum):
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return 2 * g * ctx.saved_tensors[0].flip(0)
+
+
+class PlainSum(OwnSum):
+    @staticmethod
+    def forward(ctx: Any, h: Tensor) -> Tensor:
+        ctx.save_for_backward(h)
+        return h.sum()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return g.expand_as(ctx.saved_tensors[0])
+
+
+@pytest.mark.parametrize("total", [OwnSum, PlainSum])
+def test_a_function_may_add_up_over_samples(total: Any) -> None:
+    model, x = nn.Linear(4, 4).double(), torch.randn(4, 4, dtype=torch.float64)
+    expected = oracle(model, lambda model, x: total.apply(model(x))[None], x)
+    with persample.record(model) as tape:
+        tape.backward(total.apply(model(x)))
+    assert relative_error(tape.grads(), expected) < 1e-10
+
+
+def test_a_sum_whose_backward_exchanges_samples_is_refused() -> None:
+    model, x = nn.Linear(4, 4).double(), torch.randn(4, 4, dtype=torch.float64)
+    with persample.record(model) as tape:
+        total = CrossedSum.apply(model(x))
+        with pytest.raises(persample.MixedSamplesError, match="CrossedSum"):
+            tape.backward(total)
+
+
+class Noisy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+        ctx.save_for_backward(x, w)
+        return x @ w
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
+        x, w = ctx.saved_tensors
+        g = g * torch.rand(g.shape, dtype=g.dtype)
+        return g @ w.t(), x.t() @ g
+
+
+def test_random_numbers_of_a_backward_are_those_of_its_own_run() -> None:
+    model = Fn(lambda s, x: Noisy.apply(x @ s.v, s.w), v=par(4, 4), w=par(4, 4)).double()
+    x = torch.randn(5, 4, dtype=torch.float64)
+    torch.manual_seed(1)
+    with persample.record(model) as tape:
+        tape.backward(losses(model, x))
+    after = torch.get_rng_state()
+    torch.manual_seed(1)
+    losses(model, x).sum().backward()
+    assert torch.equal(after, torch.get_rng_state())
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(tape.grads()[name].sum(0), parameter.grad)
+
+
+@pytest.mark.parametrize("options", [{"verify": True}, {"unproven": "loop"}])
+def test_functions_of_raw_data_are_seen_in_verified_passes(options: dict[str, Any]) -> None:
+    model = Fn(lambda s, x: OwnLinear.apply(x, s.w).sum(1), w=par(4, 4)).double()
+    x = torch.randn(5, 3, 4, dtype=torch.float64)
+    expected = oracle(model, losses, x)
+    with persample.record(model, **options) as tape:
+        tape.backward(losses(model, x))
+    assert relative_error(tape.grads(), expected) < 1e-10
+    assert tape._ledger.looped is None
+
+
+@pytest.mark.parametrize("options", [{}, {"lean": True}, {"unproven": "loop"}])
+def test_graphs_with_code_of_the_users_own_go_with_the_tape(options: dict[str, Any]) -> None:
+    alive: list[weakref.ref[Tensor]] = []
+
+    def forward(s: Any, x: Tensor) -> Tensor:
+        h = x @ s.v
+        h.register_hook(lambda g: 2 * g)
+        same = function_of(CHANGES["scaled"], lambda t: t)(h)
+        w = function_of(CHANGES["scaled"], lambda t: t)(s.w)
+        w.register_hook(lambda g: 2 * g)
+        alive.extend(weakref.ref(t) for t in (h, same, w))
+        return OwnLinear.apply(same[:, None], s.w * 1)[:, 0] @ w
+
+    model = Fn(forward, v=par(4, 4), w=par(4, 4)).double()
+    with persample.record(model, **options) as tape:
+        found = losses(model, torch.randn(5, 4, dtype=torch.float64))
+        tape.backward(found, retain_graph=True)
+    tape.grads()
+    del tape, found
+    assert not any(ref() is not None for ref in alive)

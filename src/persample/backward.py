@@ -80,11 +80,11 @@ def checked_backward(
         except PersampleError:
             if not recorder.loop:
                 raise
-            _expect_possible(recorder)
+            expect_possible(recorder)
             ledger.apart = False
             one_by_one(recorder, losses, retain_graph=retain_graph)
             return
-    _expect_possible(recorder)
+    expect_possible(recorder)
     _expect_one_each(recorder, scalar=scalar)
     # loop: what taps cannot see would be lost, so the answer is compared with autograd's, too
     compared = recorder.native and not scalar and not ledger.scalar
@@ -116,13 +116,19 @@ def _followed(
 ) -> PersampleError | None:
     """One pass in which taps are listened to; what went wrong."""
     ledger = recorder.tape._ledger
+    unfollowed = recorder.custom.unfollowed([losses.grad_fn])
+    if unfollowed is not None:
+        return unfollowed
     if ledger.lean is not None:
         ledger.lean.begin(patient=recorder.custom.reentrant)
     again = recorder.ahead is not None and recorder.ahead.again
-    keep = ledger.retain = retain_graph or recorder.loop or again
+    keep = ledger.retain = retain_graph or recorder.loop or again or recorder.custom.shared()
     try:
         with receiving(recorder, factor):
-            engine([losses], [seed], keep, [recorder.anchor] if recorder.native else ())
+            ends: Sequence[Tensor | GradientEdge] = ()
+            if recorder.native:
+                ends = [recorder.anchor, *recorder.custom.edges()]
+            engine([losses], [seed], keep, ends)
     except PersampleError as error:
         if not recorder.loop:
             raise
@@ -144,12 +150,18 @@ def _expect_one_each(recorder: Recorder, *, scalar: bool) -> None:
         )
 
 
-def _expect_possible(recorder: Recorder) -> None:
+def expect_possible(recorder: Recorder) -> None:
     """Refuse a backward pass that this kind of recording cannot follow."""
     if recorder.native and recorder.custom.reentrant:
         raise UsageError(
             "verify=True and unproven='loop' cannot pass reentrant checkpointing",
             why="torch allows only a plain backward through it",
+            fix="checkpoint(..., use_reentrant=False)",
+        )
+    if recorder.custom.by_hand and recorder.custom.reentrant:
+        raise UsageError(
+            "reentrant checkpointing where weights have hooks, or pass custom functions",
+            why="it back-propagates its part by itself: they would see a part of each gradient",
             fix="checkpoint(..., use_reentrant=False)",
         )
     ledger = recorder.tape._ledger
@@ -172,7 +184,7 @@ def engine(
     roots: Sequence[Tensor | GradientEdge],
     seeds: Sequence[Tensor],
     retain: bool,
-    inputs: Sequence[Tensor] = (),
+    inputs: Sequence[Tensor | GradientEdge] = (),
 ) -> None:
     """``torch.autograd.backward`` without its checks: roots and seeds have been looked at."""
     _engine_run_backward(
@@ -250,6 +262,7 @@ def receiving(recorder: Recorder, factor: float) -> Iterator[None]:
     finally:
         ledger.receiving = False
         ledger.returned.clear()
+        recorder.custom.taken.begin()
         recorder.marks.memories = None
         with torch._C.DisableTorchFunction():
             for leaf, grad in zip(leaves, before, strict=True):

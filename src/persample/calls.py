@@ -186,6 +186,8 @@ class Calls:
                     like = self._memory(operator, tensor, owned[0])
                     rows = self._same_rows(tensor, owned) if operator.aliasing else None
                     self._marks.put(tensor, derived if rows is None else rows, like)
+                    if not torch.is_grad_enabled():  # a custom function may return this view
+                        self._table[id(tensor)].history = False
             elif derived is SELECTED and _made(operator, tensor, kwargs):
                 self._marks.put(tensor, PURE)
         return out
@@ -242,6 +244,8 @@ class Calls:
         if not operator.aliasing:
             return None
         base = out._base
+        if operator.name == "data":
+            self._custom.taken.lend(out)
         if base is None:
             return self._table.get(id(source)) if operator.name == "detach" else None
         known = self._table.get(id(base))

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from .conditions import tolerance
 from .entry import record
 from .errors import PersampleError, UsageError
-from .loop import narrowest, tolerance
+from .loop import narrowest
 from .testing import batch_size, take
 
 LossFn = Callable[[nn.Module, Any], Tensor]

@@ -68,3 +68,11 @@ def current_autocast(device: torch.device) -> tuple[tuple[str, torch.dtype], ...
     if not torch._C._is_any_autocast_enabled() or not torch.is_autocast_enabled(device.type):
         return ()
     return ((device.type, torch.get_autocast_dtype(device.type)),)
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """Deviation, relative to the largest entry, that rounding alone can explain.
+
+    Half precision is judged by a tenth: a gradient given to the wrong sample is off by more.
+    """
+    return min(0.1, float(200 * torch.finfo(dtype).eps ** 0.75))

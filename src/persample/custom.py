@@ -7,38 +7,30 @@ results, and the gradients it returns must come out with the layouts of its argu
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import GradientEdge
 from torch.utils.checkpoint import CheckpointFunction
 
-from .errors import Place, Reason, here
-from .functions import OfParameters, leaves_of
+from .errors import PersampleError, Place, Reason, here
+from .functions import OfParameters
 from .layout import PURE, Additive, Constant, Layout, State
-from .marks import SELECTED, Derived, Mark, gained_history, same, unseen
+from .marks import EXCLUDED, SELECTED, Derived, Mark, gained_history, same, unseen
+from .nodes import from_elsewhere, leaves_of, nodes_of, own_functions
+from .propagate.facts import CUSTOM
 from .taken import Received, Taken
 from .tap import Tap
+from .watch import Followed, Watch
 
 if TYPE_CHECKING:
     from .recorder import Recorder
 
 
 _VIEWS = frozenset(("ViewBackward0", "AliasBackward0", "UnsafeViewBackward0"))
-
-
-@dataclass(slots=True)
-class Followed:
-    """A custom node: the layouts of its results, and of its arguments by edge."""
-
-    node: Any
-    results: dict[int, State] = field(default_factory=dict)
-    arguments: dict[int, Layout] = field(default_factory=dict)
-    received: Received | None = None
-    own: OfParameters | None = None
 
 
 class CustomFunctions:
@@ -49,16 +41,24 @@ class CustomFunctions:
         self.reentrant = False
         self.exposed = False  # gradients pass through hands that may write to them
         self.by_hand: list[Any] = []  # nodes at which those of weights do, too
+        self.derived: list[Any] = []  # nodes of parameters' own graphs that functions take
+        self._walked: set[Any] = set()
+        self._start = torch._C._autograd._get_sequence_nr()
         self.nested = False  # a user's torch.autograd.grad runs inside a backward pass
         self.taken = Taken(recorder)
         self._nodes: dict[int, Followed] = {}
         self._read: list[tuple[Tensor, Layout]] = []
 
     def clear(self) -> None:
-        """Let go of the graph."""
+        """Let go of the graph; its nodes hold hooks that lead back here."""
+        for followed in self._nodes.values():
+            followed.node = followed.own = None
         self._nodes.clear()
+        self.recorder.rules.pop(CUSTOM, None)
+        self.derived.clear()
         self._read.clear()
         self.by_hand.clear()
+        self._walked.clear()
 
     def read(self, coloured: list[tuple[Tensor, State]]) -> None:
         """Tensors of the graph that were read without gradients: a function's arguments, maybe."""
@@ -67,6 +67,10 @@ class CustomFunctions:
         for tensor, state in coloured:
             if isinstance(state, Layout) and tensor.requires_grad:
                 self._read.append((tensor, state))
+
+    def forget_read(self) -> None:
+        """No function is being applied."""
+        self._read.clear()
 
     def leave(self) -> None:
         """Something with gradients is called: the function, if there was one, has been left.
@@ -96,20 +100,76 @@ class CustomFunctions:
         if getattr(type(node), "_forward_cls", None) is CheckpointFunction:
             self.reentrant = True
             return  # recomputes the forward under the recorder and back-propagates through that
-        if mark.state is PURE:
+        if mark.state is PURE or isinstance(mark.state, Derived):
+            if mark.state is EXCLUDED:
+                return
             # what a function saves is recomputed or fetched by such hooks, unseen after backward
             hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-            if hooks is None and self._of_parameters(node):
+            if id(node) in self._nodes:
+                mark.state = unseen(f"{node.name()} returned data and parameters")
+            elif hooks is None and self._of_parameters(node):
                 mark.state = SELECTED
                 self.by_hand.append(node)
             else:
                 mark.state = unseen(f"{node.name()} made it of parameters while checkpointing")
             return
-        if isinstance(mark.state, (Layout, Constant)):
+        if node in self.by_hand:
+            mark.state = unseen(f"{node.name()} returned data and parameters")
+        elif isinstance(mark.state, (Layout, Constant, Additive)):
             base = tensor._base
             if isinstance(mark.state, Layout) and base is not None:
                 self._read.append((base, mark.state))
             self._follow(node, tensor, mark.state)
+
+    def shared(self) -> bool:
+        """Whether a function's run goes on through graphs of parameters that other uses need."""
+        return any(
+            at in self._walked and not hasattr(at, "variable")
+            for node in self.derived
+            for at in nodes_of(node)
+        )
+
+    def edges(self) -> list[GradientEdge]:
+        """Functions of parameters: a pass that does not go on to these has to end in them."""
+        found = [f.node for f in self._nodes.values() if f.own is not None and f.own.edges]
+        return [GradientEdge(node, 0) for node in found]
+
+    def unfollowed(self, roots: Sequence[Any]) -> PersampleError | None:
+        """Why not, where a function of the block is on the way whose results were not its own.
+
+        A forward that enables gradients may return a tensor that had a history, and was known.
+        """
+        if not own_functions():
+            return None
+        for node in (node for root in roots for node in nodes_of(root)):
+            if not isinstance(node, BackwardCFunction) or from_elsewhere(type(node)):
+                continue
+            known = self._nodes.get(id(node)) is not None or node in self.by_hand
+            if not known and node._sequence_nr() >= self._start and not self._of_parameters(node):
+                name = type(node).__name__
+                why = f"the forward of {name} returns a tensor with a history of its own"
+                reason = Reason("a custom function", why, (), None)
+                return reason.error(
+                    "gradients cannot be followed in backward",
+                    fix="return the tensor detached: torch gives it the function's history",
+                )
+        return None
+
+    def behind(self, node: Any) -> None:
+        """Find functions in the graph of a weight whose results nobody saw become theirs.
+
+        A forward that enables gradients returns what has a history already.
+        """
+        waiting = [node]
+        while waiting:
+            at = waiting.pop()
+            if at is None or at in self._walked:
+                continue
+            self._walked.add(at)
+            if isinstance(at, BackwardCFunction) and at not in self.by_hand:
+                self.exposed = True
+                self.by_hand.append(at)
+            waiting += [into for into, _ in at.next_functions]
 
     def _of_parameters(self, node: Any) -> bool:
         """Whether a function's graph ends in parameters of the model, and nowhere else."""
@@ -153,36 +213,45 @@ class CustomFunctions:
             if isinstance(state, Derived) and tensor.grad_fn is not None:
                 self.by_hand.append(tensor.grad_fn)
             return hook
-        marks, ledger, place = self.recorder.marks, self.recorder.tape._ledger, here()
+        marks, place = self.recorder.marks, here()
         known = marks.table.get(id(tensor))
         tapped = tensor.dim() > 2 and _is_tap(tensor.grad_fn)
         family = known.family if known is not None and tapped else None
         seen = family.version if family is not None else 0
 
         def run(grad: Tensor) -> Tensor | None:
-            if not (ledger.receiving or self.nested):
+            if not (self.receiving() or self.nested):
                 return hook(grad)
             with torch._C.DisableTorchFunction():
                 received = Received([grad])
                 if family is not None and family.version != seen:
                     # without a recorder it may have been a view, and torch drops a view's hooks
                     why = "its tensor was written to in place after the hook was registered"
-                    self._report("a tensor hook", grad, place, why)
+                    self.report("a tensor hook", grad, place, why)
                 marks.put(grad, state)
-            self.taken.depth += 1
-            new = hook(grad)
-            self.taken.depth -= 1
+            self.taken.running.append(received)
+            try:
+                new = hook(grad)
+            finally:
+                self.taken.running.pop()
             with torch._C.DisableTorchFunction():
+                if received.written(marks):
+                    self.report("a tensor hook", grad, place)
                 for result in (grad, new):
                     if result is None:
                         continue
                     if not same(self.recorder.look(result), state):
-                        self._report("a tensor hook", result, place)
+                        self.report("a tensor hook", result, place)
                     elif self.taken.seen and not received.holds(result):
-                        self._report("a tensor hook", result, place, self.taken.why())
+                        self.report("a tensor hook", result, place, self.taken.why())
             return new
 
         return run
+
+    def receiving(self) -> bool:
+        """Whether a pass is being recorded; hooks of a graph may outlive the tape."""
+        tape = self.recorder.tape_ref()
+        return tape is not None and tape._ledger.receiving
 
     def _follow(self, node: Any, tensor: Tensor, state: State) -> None:
         self.exposed = True
@@ -191,7 +260,7 @@ class CustomFunctions:
             known = self._nodes[id(node)] = Followed(node)
             if isinstance(state, Layout):
                 known.own = OfParameters(self.recorder, node, here())
-            self._watch(known, here())
+            Watch(self, known, here())
         known.results[tensor.output_nr] = state
         for k, (into, number) in enumerate(node.next_functions):
             if into is not None and k not in known.arguments:
@@ -211,66 +280,13 @@ class CustomFunctions:
                     return mark.state
         return None
 
-    def _watch(self, followed: Followed, place: Place | None) -> None:
-        marks, name = self.recorder.marks, followed.node.name()
-        edges = followed.node.next_functions
-        own = followed.own.edges if followed.own is not None else {}
-
-        def ledger() -> Any:
-            return self.recorder.tape._ledger
-
-        def before(grads: tuple[Tensor | None, ...]) -> None:
-            with torch._C.DisableTorchFunction():
-                followed.received = Received(grads)
-                self.taken.depth += 1
-                for k, grad in enumerate(grads):
-                    state = followed.results.get(k)
-                    if grad is not None and isinstance(state, Layout):
-                        marks.put(grad, state)
-                if followed.own is not None and own and ledger().receiving:
-                    why = followed.own.fire(grads, followed.results)
-                    given = [grad for grad in grads if grad is not None]
-                    if why and given:
-                        self._report(f"the backward of {name}", given[0], place, why)
-
-        def after(found: tuple[Tensor | None, ...], outer: Any) -> Any:
-            received, followed.received = followed.received, None
-            self.taken.depth -= 1
-            with torch._C.DisableTorchFunction():
-                for k, (grad, (into, _)) in enumerate(zip(found, edges, strict=True)):
-                    if into is None or grad is None:  # an argument that needs no gradient
-                        continue
-                    if k in own:
-                        if not self._sums(grad):
-                            why = "its gradient of a parameter is no proven sum over samples"
-                            self._report(f"the backward of {name}", grad, place, why)
-                        continue
-                    if not self._apart(grad, followed.arguments.get(k)):
-                        self._report(f"the backward of {name}", grad, place)
-                    elif self.taken.seen and not (received and received.holds(grad)):
-                        self._report(f"the backward of {name}", grad, place, self.taken.why())
-            self._read.clear()  # what its backward read was saved by its forward: let it go
-            if not own or not ledger().receiving:
-                return None
-            return tuple(None if k in own else grad for k, grad in enumerate(found))
-
-        followed.node.register_prehook(before)
-        followed.node.register_hook(after)
-
-    def _apart(self, grad: Tensor, expected: Layout | None) -> bool:
-        state = self.recorder.look(grad)
-        if isinstance(state, Layout):
-            return expected is not None and same(state, expected)
-        return state is None and not bool(grad.any())
-
-    def _sums(self, grad: Tensor) -> bool:
-        """Whether every term of a parameter's gradient is of one sample; else others matter."""
-        state = self.recorder.look(grad)
-        return isinstance(state, (Layout, Additive)) and state.coupled is None
-
-    def _report(self, who: str, grad: Tensor, place: Place | None, why: str = "") -> None:
-        ledger = self.recorder.tape._ledger
-        if (ledger.receiving or self.nested) and ledger.trouble is None:
+    def report(self, who: str, grad: Tensor, place: Place | None, why: str = "") -> None:
+        """A gradient cannot be followed: the running pass is refused."""
+        tape = self.recorder.tape_ref()
+        ledger = None if tape is None else tape._ledger
+        if ledger is None or not (ledger.receiving or self.nested):
+            return
+        if ledger.trouble is None:
             why = why or f"{who} does not keep samples apart, or hides how"
             reason = Reason(who, why, (tuple(grad.shape),), place)
             fix = 'record(..., unproven="loop") back-propagates each loss by itself'

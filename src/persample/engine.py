@@ -14,9 +14,9 @@ from torch.utils.checkpoint import CheckpointFunction
 from .backward import checked_backward
 from .enter import entered
 from .errors import MixedSamplesError, PersampleError, Reason, UsageError, called_by, here
-from .functions import leaves_of
 from .layout import Additive, Layout, Mixed
 from .marks import Derived, same
+from .nodes import leaves_of
 from .proof import LOOP
 
 if TYPE_CHECKING:

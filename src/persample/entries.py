@@ -15,6 +15,7 @@ from .forms import Dense, Form, Joint, Part, Replay
 from .forms.pullback import Pullback
 from .layout import Layout
 from .marks import version, versions
+from .nodes import leaves_of, nodes_of
 from .rules.embedding import of_table
 from .use import Firing, Operand, Use
 
@@ -54,6 +55,10 @@ def sources(operand: Operand, selected: Selected) -> list[str]:
     if operand.lookup is not None:
         return [operand.lookup.name]
     if operand.sources is None:
+        if all(parameter.is_leaf for parameter in selected.values()):  # a user's hooks stay quiet
+            ends = {id(leaf) for leaf in leaves_of(operand.edge.node)}
+            operand.sources = [name for name, p in selected.items() if id(p) in ends]
+            return operand.sources
         with torch._C.DisableTorchFunction():
             found = torch.autograd.grad(
                 operand.edge, list(selected.values()), torch.zeros_like(operand.value),
@@ -106,16 +111,7 @@ def forget_lookups(use: Use, by_hand: Collection[Any]) -> None:
 
 def _passes(node: Any, by_hand: Collection[Any]) -> bool:
     """Whether the graph from here on to parameters passes one of these nodes."""
-    seen, waiting = {node}, [node]
-    while waiting:
-        at = waiting.pop()
-        if at in by_hand:
-            return True
-        for into, _ in at.next_functions:
-            if into is not None and into not in seen:
-                seen.add(into)
-                waiting.append(into)
-    return False
+    return any(at in by_hand for at in nodes_of(node))
 
 
 def table_behind(operand: Operand, selected: Selected) -> Operand:

@@ -14,12 +14,14 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge
 
+from .conditions import RandomState, tolerance
 from .errors import MixedSamplesError, Place, describe
-from .forms import Dense, Form
+from .forms import Dense, Form, wide
 from .forms.pullback import Pullback
 from .kinds import Kind, Template, tapped
 from .layout import Layout, State, ids_of
 from .marks import version
+from .nodes import nodes_of
 from .propagate.facts import CUSTOM
 from .rules import Forms
 from .use import Firing, Operand, Use
@@ -37,6 +39,7 @@ class OfParameters:
 
     def __init__(self, recorder: Recorder, node: Any, place: Place | None) -> None:
         self._recorder, self._node = recorder, node
+        self._rows: dict[int, Tensor] = {}
         # edges, and the arguments that need gradients, come in the same order
         needed = [j for j, needs in enumerate(node.needs_input_grad) if needs]
         edges = [k for k, (into, _) in enumerate(node.next_functions) if into is not None]
@@ -48,6 +51,8 @@ class OfParameters:
             if parameters:
                 self.edges[k] = j
                 edge = None if hasattr(into, "variable") else GradientEdge(into, number)
+                if edge is not None:
+                    recorder.custom.derived.append(into)
                 self._operands += [(j, name, edge) for name in parameters if name is not None]
         selected = recorder.parameters.selected
         operands = [
@@ -104,16 +109,40 @@ class OfParameters:
             torch.zeros(meta.shape, dtype=meta.dtype, device=meta.device)
             for meta in self._node._input_metadata
         ]
-        rows: dict[int, list[Tensor | None]] = {j: [] for j in self.edges.values()}
-        with torch.random.fork_rng(devices=[]):
+        device = colours[0][1].device
+        now, rows = RandomState(device), dict[int, Tensor]()
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
             for i in range(n):
                 for k, g, ids in colours:
                     own[k] = torch.where(ids == i, g, 0)
-                found = self._apply(own)
-                for j, each in rows.items():
-                    each.append(None if found[j] is None else found[j].to_dense())
+                now.restore()  # its own run draws the same numbers
+                self._write(rows, self._apply(own), i, n)
+        self._rows = rows
         selected = self._recorder.parameters.selected
-        return [_rows_of(rows[j], edge, selected[name]) for j, name, edge in self._operands]
+        return [_rows_of(rows.get(j), edge, selected[name]) for j, name, edge in self._operands]
+
+    def _write(self, rows: dict[int, Tensor], found: tuple[Any, ...], i: int, n: int) -> None:
+        """A copy of one sample's gradients: a function may return the same memory every time."""
+        for j in self.edges.values():
+            row = found[j]
+            if row is not None:
+                if j not in rows:
+                    rows[j] = torch.zeros((n, *row.shape), dtype=row.dtype, device=row.device)
+                rows[j][i] = row.to_dense()
+
+    def adds_up(self, k: int, grad: Tensor, factor: float) -> bool:
+        """Whether the samples' gradients add up to what the function's own run returned.
+
+        They do not where it keeps a state between runs, or adds something in every run.
+        """
+        rows = self._rows.pop(self.edges[k], None)
+        if rows is None:
+            return not bool(grad.any())
+        dtype = wide(rows.dtype)
+        total, found = rows.sum(0, dtype=dtype), grad.to_dense().to(dtype) * factor
+        size = rows.shape[0] ** 0.5 * torch.linalg.vector_norm(rows, float("inf")) + found.abs()
+        limit = size * tolerance(grad.dtype)
+        return not bool(((total - found).abs() > limit).any())
 
     def _apply(self, grads: list[Tensor | None]) -> tuple[Any, ...]:
         try:
@@ -128,31 +157,12 @@ class OfParameters:
         return found if isinstance(found, tuple) else (found,)
 
 
-def _rows_of(
-    rows: list[Tensor | None], edge: GradientEdge | None, parameter: Tensor
-) -> Form | None:
+def _rows_of(rows: Tensor | None, edge: GradientEdge | None, parameter: Tensor) -> Form | None:
     """Rows of an argument as rows of a parameter behind it."""
-    known = next((row for row in rows if row is not None), None)
-    if known is None:
+    if rows is None:
         return None
-    form = Dense(torch.stack([torch.zeros_like(known) if r is None else r for r in rows]))
+    form = Dense(rows)
     if edge is None:
         return form
     # at once: the node's own run goes on through this graph, and frees it
-    return Dense(Pullback(form, edge, parameter, known.dtype).wide_dense())
-
-
-def nodes_of(node: Any) -> list[Any]:
-    """All nodes of a graph."""
-    found, seen = [node], {node}
-    for at in found:
-        for into, _ in at.next_functions:
-            if into is not None and into not in seen:
-                seen.add(into)
-                found.append(into)
-    return found
-
-
-def leaves_of(node: Any) -> list[Tensor]:
-    """The leaves of a graph."""
-    return [at.variable for at in nodes_of(node) if hasattr(at, "variable")]
+    return Dense(Pullback(form, edge, parameter, rows.dtype).wide_dense())

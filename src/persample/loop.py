@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from .conditions import tolerance
 from .enter import entered
 from .errors import UsageError, VerificationError
 from .layout import Layout, ids_of
@@ -146,14 +147,6 @@ def disagreement(
         why=why,
         fix='record(..., unproven="loop") is exact; please report this model',
     )
-
-
-def tolerance(dtype: torch.dtype) -> float:
-    """Deviation, relative to the largest entry, that rounding alone can explain.
-
-    Half precision is judged by a tenth: a gradient given to the wrong sample is off by more.
-    """
-    return min(0.1, float(200 * torch.finfo(dtype).eps ** 0.75))
 
 
 def narrowest(losses: Tensor) -> torch.dtype:

@@ -1,8 +1,11 @@
-"""A tensor's ``grad_fn`` as code inside a recording sees it."""
+"""Nodes of autograd's graph: walks through it, and what code inside a recording sees of it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 
 from .errors import UsageError, from_torch
 
@@ -37,3 +40,36 @@ def graph_node(custom: CustomFunctions, node: Any) -> Any:
         custom.exposed = True
         return node
     return GraphNode(node)
+
+
+_SEEN = [0, False]  # how many classes of nodes there were, and whether one is a user's
+
+
+def from_elsewhere(node: type) -> bool:
+    """Whether a custom function's node is of torch's functions, or of ours."""
+    module = getattr(node, "_forward_cls", node).__module__
+    return module.split(".")[0] in ("torch", "persample")
+
+
+def own_functions() -> bool:
+    """Whether the user's program has custom functions at all."""
+    classes = BackwardCFunction.__subclasses__()
+    if len(classes) != _SEEN[0]:
+        _SEEN[:] = len(classes), not all(from_elsewhere(node) for node in classes)
+    return bool(_SEEN[1])
+
+
+def nodes_of(node: Any) -> list[Any]:
+    """All nodes of a graph."""
+    found, seen = [node], {node}
+    for at in found:
+        for into, _ in at.next_functions:
+            if into is not None and into not in seen:
+                seen.add(into)
+                found.append(into)
+    return found
+
+
+def leaves_of(node: Any) -> list[Tensor]:
+    """The leaves of a graph."""
+    return [at.variable for at in nodes_of(node) if hasattr(at, "variable")]

@@ -25,6 +25,7 @@ def operand_of(recorder: Recorder, position: int, value: Tensor) -> Operand:
         edge = torch.autograd.graph.get_gradient_edge(value)
     operand = Operand(position, value.detach(), None, edge, version(value))
     if edge is not None:
+        recorder.custom.behind(edge.node)
         _find_view(recorder, value, operand)
         operand.lookup = state.lookup if isinstance(state, Derived) else None
     return operand

@@ -35,6 +35,7 @@ CASES = (
     "functions",
     "hooks",
     "backwards",
+    "weights",
     "programs",
     "tricks",
     "hidden",

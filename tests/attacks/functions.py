@@ -332,7 +332,21 @@ center.register_autograd(lambda ctx, grad: grad - grad.mean(0))
 twice.register_autograd(lambda ctx, grad: grad * 2)
 
 
+class Enabled(torch.autograd.Function):
+    """Its result has a history before it is its own; its backward crosses samples."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return 2 * grad.flip(0)
+
+
 ON_HIDDEN: Table = {
+    "gradients enabled in forward": (REFUSED, lambda h: Enabled.apply(h).tanh()),
     "numpy in a function": (REFUSED, lambda h: h * NumpyFlip.apply(h)),
     "numpy mean in a function": (REFUSED, lambda h: NumpyCenter.apply(h)),
     "function with setup": (REFUSED, lambda h: Setup.apply(h, 2.0)),

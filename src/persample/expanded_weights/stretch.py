@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from ..backward import engine, expect_no_hooks, receiving
+from ..backward import engine, expect_no_hooks, expect_possible, receiving
 from ..entry import record
 from ..errors import MixedSamplesError, StaleError, UsageError
 from ..layout import CONSTANT, Mixed
@@ -80,6 +80,10 @@ class Stretch:
         recorder, ledger = self.tape._open(), self.tape._ledger
         selected = recorder.parameters.selected
         expect_no_hooks(recorder)
+        expect_possible(recorder)
+        unfollowed = recorder.custom.unfollowed([edge.node for edge in self.outputs])
+        if unfollowed is not None:
+            raise unfollowed
         before = self._expect_current(selected)
         ledger.sink = written = Written(selected)
         try:
