@@ -106,6 +106,22 @@ def test_reused_buffers(case: Any) -> None:
         close(g, rows[name])
 
 
+@pytest.mark.parametrize("way", ["data", "numpy"])
+def test_buffers_soiled_unseen(way: str) -> None:
+    """What torch counts no version for: a table is not taken for clean."""
+    net = nn.Embedding(4000, 3).double()
+    ids = torch.arange(12).view(4, 3)
+    with persample.record(net, n=4) as tape:
+        tape.backward(net(ids).square().sum((1, 2)))
+    expected = tape.grads()["weight"].clone()
+    buffers = tape.grads(out=tape.grads())
+    if way == "data":
+        buffers["weight"].data.fill_(7.0)
+    else:
+        buffers["weight"].numpy()[...] += 1.0
+    close(tape.grads(out=buffers)["weight"], expected)
+
+
 def test_small_rows_are_asked_together() -> None:
     """Biases of many layers in one product: the same numbers, each with its own shape."""
     model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(3)], nn.LayerNorm(4)).double()

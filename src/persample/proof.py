@@ -65,6 +65,12 @@ def expect_losses(losses: Tensor, state: Any, n: int) -> tuple[bool, Reason | No
 def _expect_rows(losses: Tensor, layout: Layout, n: int) -> None:
     if n == 1:
         return
+    if not layout.axes:
+        raise MixedSamplesError(
+            f"the losses {tuple(losses.shape)} belong to one sample of {n}",
+            why="the others have no loss",
+            fix="n must count the samples that have losses: record(..., n=..., sample_ids=...)",
+        )
     if layout.axes != (0,):
         raise MixedSamplesError(
             f"the losses {tuple(losses.shape)} do not hold the samples on axis 0",

@@ -67,8 +67,9 @@ class Tape(Products, Moments):
         if it has several). Rows are fresh, contiguous tensors of the
         parameter's dtype and device; a parameter that had no influence has zeros. ``out`` takes
         the dictionary of an earlier step and writes into its tensors instead; an embedding's buffer
-        is then cleared only where the earlier step wrote, unless torch saw it written to since. It
-        does not see what NumPy, ``.data``, DLPack or a collective writes: call ``zero_()`` then.
+        is then cleared only where the earlier step wrote, unless it was written to since. What
+        NumPy, ``.data`` or DLPack write is found where it is all over the buffer; if they write new
+        values to a few of its elements, call ``zero_()`` before.
 
         >>> import torch, persample
         >>> model = torch.nn.Linear(3, 2)

@@ -15,6 +15,7 @@ from .sketch import Sketch
 
 # The rows that were written to a user's buffer, and the buffer's version and memory then.
 _WRITTEN: MutableMapping[Tensor, tuple[Tensor, int, int]] = WeakTensorKeyDictionary()
+_LOOKS = 2048  # elements of a reused buffer that are looked at
 _RUN = 256 << 10  # bytes of values that stay in cache while they are copied and added
 
 
@@ -117,10 +118,11 @@ class Rows(Form):
             return super().write(out)  # inference tensors count no versions
         v, d = self.shape
         target, keys = out.view(self.n * v, d), self._keys()
-        before = _WRITTEN.get(out)
-        if before is not None and before[1:] == (out._version, out.data_ptr()):
+        before = None if _collectives() else _WRITTEN.get(out)
+        ours = before is not None and before[1:] == (out._version, out.data_ptr())
+        if before is not None and ours:
             target.index_fill_(0, before[0], 0)
-        else:
+        if not ours or _soiled(target):
             target.zero_()
         target.index_add_(0, keys, self.values)
         _WRITTEN[out] = (keys, out._version, out.data_ptr())
@@ -261,6 +263,17 @@ class Rows(Form):
                 products = outer.right[i, 0].to(dtype) @ self.values[part].to(dtype).T
                 out[i] = (picked * products).sum()
         return out
+
+
+def _collectives() -> bool:
+    """Whether other processes may write to buffers, which no version shows."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def _soiled(table: Tensor) -> bool:
+    """Whether a cleared table is not zero: NumPy, ``.data`` or DLPack wrote all over it."""
+    flat = table.view(-1)
+    return bool(flat[:: max(1, flat.numel() // _LOOKS)].any())
 
 
 def concatenated_rows(forms: list[Rows]) -> Rows:
