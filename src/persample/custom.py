@@ -20,7 +20,7 @@ from .errors import PersampleError, Place, Reason, here
 from .functions import OfParameters
 from .layout import PURE, Additive, Constant, Layout, State
 from .marks import EXCLUDED, SELECTED, Derived, Mark, gained_history, same, unseen
-from .nodes import from_elsewhere, leaves_of, nodes_of, own_functions
+from .nodes import from_elsewhere, is_edge, leaves_of, nodes_of, own_functions
 from .propagate.facts import CUSTOM
 from .taken import Received, Taken
 from .tap import Tap
@@ -271,12 +271,12 @@ class CustomFunctions:
     def _argument(self, node: Any, number: int) -> Layout | None:
         """The layout of the tensor that a graph edge leads to, if it is alive or was just read."""
         for source, layout in self._read:
-            if _is_edge(source, node, number):
+            if is_edge(source, node, number):
                 return layout
         for mark in list(self.recorder.marks.table.values()):
             tensor = mark()
             if tensor is not None and tensor.requires_grad and isinstance(mark.state, Layout):
-                if _is_edge(tensor, node, number):
+                if is_edge(tensor, node, number):
                     return mark.state
         return None
 
@@ -296,10 +296,3 @@ class CustomFunctions:
 def _is_tap(node: Any) -> bool:
     """Whether the recorder's own node stands in for an operator's."""
     return getattr(type(node), "_forward_cls", None) is Tap
-
-
-def _is_edge(tensor: Tensor, node: Any, number: int) -> bool:
-    """Whether a graph edge leads to this tensor."""
-    if tensor.grad_fn is None:
-        return getattr(node, "variable", None) is tensor
-    return tensor.grad_fn is node and tensor.output_nr == number

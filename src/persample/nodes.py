@@ -73,3 +73,10 @@ def nodes_of(node: Any) -> list[Any]:
 def leaves_of(node: Any) -> list[Tensor]:
     """The leaves of a graph."""
     return [at.variable for at in nodes_of(node) if hasattr(at, "variable")]
+
+
+def is_edge(tensor: Tensor, node: Any, number: int) -> bool:
+    """Whether a graph edge leads to this tensor."""
+    if tensor.grad_fn is None:
+        return getattr(node, "variable", None) is tensor
+    return tensor.grad_fn is node and tensor.output_nr == number

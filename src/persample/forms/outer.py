@@ -293,12 +293,3 @@ class Outer(Form):
             return super().sum_of_squares()
         left, right = self._wide(0, self.n)
         return torch.mm(left[:, 0, 0].square().T, right[:, 0, 0].square()).view(self.shape)
-
-
-def concatenated(forms: list[Outer]) -> Outer:
-    """Several uses of one tensor are more positions of one form."""
-    return Outer(
-        torch.cat([f.left for f in forms], 2),
-        torch.cat([f.right for f in forms], 2),
-        forms[0].shape,
-    )

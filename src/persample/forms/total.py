@@ -12,7 +12,7 @@ from .dense import Dense
 from .form import Form, wide
 from .guard import restored, scaled
 from .joint import Joint, joined
-from .outer import Outer, concatenated
+from .outer import Outer
 from .part import Part
 from .rows import Rows, concatenated_rows
 from .sketch import Sketch
@@ -216,7 +216,7 @@ def total(forms: list[Form]) -> Form:
         else:
             merged.append(form)
     for group in outers.values():
-        merged.append(group[0] if len(group) == 1 else concatenated(group))
+        merged.append(group[0] if len(group) == 1 else _concatenated(group))
     if tables:
         merged.append(tables[0] if len(tables) == 1 else concatenated_rows(tables))
     if dense:
@@ -232,3 +232,12 @@ def added(tensors: list[Tensor]) -> Tensor:
     for tensor in tensors[1:]:
         out = out + tensor
     return out
+
+
+def _concatenated(forms: list[Outer]) -> Outer:
+    """Several uses of one tensor are more positions of one form."""
+    return Outer(
+        torch.cat([f.left for f in forms], 2),
+        torch.cat([f.right for f in forms], 2),
+        forms[0].shape,
+    )
