@@ -41,6 +41,7 @@ class CustomFunctions:
         self.reentrant = False
         self.exposed = False  # gradients pass through hands that may write to them
         self.by_hand: list[Any] = []  # nodes at which those of weights do, too
+        self.vouched: list[Any] = []  # nodes of rules that write rows themselves
         self.derived: list[Any] = []  # nodes of parameters' own graphs that functions take
         self._walked: set[Any] = set()
         self._start = torch._C._autograd._get_sequence_nr()
@@ -58,6 +59,7 @@ class CustomFunctions:
         self.derived.clear()
         self._read.clear()
         self.by_hand.clear()
+        self.vouched.clear()
         self._walked.clear()
 
     def read(self, coloured: list[tuple[Tensor, State]]) -> None:
@@ -144,7 +146,7 @@ class CustomFunctions:
         for node in (node for root in roots for node in nodes_of(root)):
             if not isinstance(node, BackwardCFunction) or from_elsewhere(type(node)):
                 continue
-            known = self._nodes.get(id(node)) is not None or node in self.by_hand
+            known = id(node) in self._nodes or node in self.by_hand or node in self.vouched
             if not known and node._sequence_nr() >= self._start and not self._of_parameters(node):
                 name = type(node).__name__
                 why = f"the forward of {name} returns a tensor with a history of its own"

@@ -58,6 +58,7 @@ class OwnRules(Calls):
         collect(out, found)
         for tensor in found:
             if tensor.requires_grad:
+                self.recorder.custom.vouched.append(tensor.grad_fn)
                 self.recorder.marks.put(tensor, closed(self.batch.dim))
         return out
 
