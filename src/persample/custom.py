@@ -20,8 +20,7 @@ from .errors import PersampleError, Place, Reason, here
 from .functions import OfParameters
 from .layout import PURE, Additive, Constant, Layout, State
 from .marks import EXCLUDED, SELECTED, Derived, Mark, gained_history, same, unseen
-from .nodes import from_elsewhere, is_edge, leaves_of, nodes_of, own_functions
-from .propagate.facts import CUSTOM
+from .nodes import built_in, is_edge, leaves_of, nodes_of, own_functions
 from .taken import Received, Taken
 from .tap import Tap
 from .watch import Followed, Watch
@@ -53,9 +52,10 @@ class CustomFunctions:
     def clear(self) -> None:
         """Let go of the graph; its nodes hold hooks that lead back here."""
         for followed in self._nodes.values():
+            if followed.own is not None:
+                followed.own.use.rule = None
             followed.node = followed.own = None
         self._nodes.clear()
-        self.recorder.rules.pop(CUSTOM, None)
         self.derived.clear()
         self._read.clear()
         self.by_hand.clear()
@@ -144,7 +144,7 @@ class CustomFunctions:
         if not own_functions():
             return None
         for node in (node for root in roots for node in nodes_of(root)):
-            if not isinstance(node, BackwardCFunction) or from_elsewhere(type(node)):
+            if not isinstance(node, BackwardCFunction) or built_in(type(node)):
                 continue
             known = id(node) in self._nodes or node in self.by_hand or node in self.vouched
             if not known and node._sequence_nr() >= self._start and not self._of_parameters(node):

@@ -61,6 +61,7 @@ class OfParameters:
         ]
         kind = Kind(CUSTOM, Template(None, 0, ()), [j for j, _, _ in self._operands], [], [])
         self.use = Use(recorder.tape_ref, kind, node.apply, [], operands, place, None, ())
+        self.use.rule = self._rule
         if operands:
             recorder.tape._ledger.expect(self.use)
 
@@ -90,7 +91,6 @@ class OfParameters:
                     return "the samples of one of its results are not known"
                 found.append((k, state, None, grad))
         self.use.tapped = tapped(found)
-        self._recorder.rules[CUSTOM] = self._rule
         if self._recorder.n and found:
             own = tuple(grad for grad in grads if grad is not None)
             self._recorder.tape._ledger.receive(self.use, (), own)

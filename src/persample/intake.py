@@ -219,7 +219,8 @@ class Intake:
 
     def forms_of(self, use: Use, firing: Firing, n: int) -> tuple[Forms, str]:
         """One form per operand, and the rule that gave them."""
-        rule = self.recorder.rules.get(use.operator) or RULES.get(use.operator)
+        own = self.recorder.rules.get(use.operator)
+        rule = use.rule or own or RULES.get(use.operator)
         if rule is not None and not use.kind.inplace and n:
             try:
                 return rule(use, firing, n), rule.__name__

@@ -95,11 +95,6 @@ class Kind:
     inplace: bool = False
     blank: list[Any] | None = None
     single: Tapped | None = None
-    learned: bool = False
-
-    def written_as(self, inplace: bool, positional: int) -> bool:
-        """Whether a call with the same key is of this kind: names and places agree, too."""
-        return self.inplace is inplace and self.template.positional == positional
 
     def constants(self, leaves: Sequence[Any]) -> list[Any]:
         """A call's leaves without its tensors."""
@@ -112,14 +107,17 @@ _KNOWN: dict[tuple[Any, ...], Kind] = {}
 _LIMIT = 1 << 12
 
 
-def known(key: tuple[Any, ...] | None) -> Kind | None:
-    """The kind of calls with this key, if one was seen."""
+def known(key: tuple[Any, ...] | None, inplace: bool, positional: int) -> Kind | None:
+    """The kind of calls with this key, if one was seen that was written the same way."""
     if key is None:
         return None
     try:
-        return _KNOWN.get(key)
+        kind = _KNOWN.get(key)
     except TypeError:  # an argument that cannot be compared
         return None
+    if kind is None or kind.inplace is not inplace or kind.template.positional != positional:
+        return None
+    return kind
 
 
 def learn(key: tuple[Any, ...], kind: Kind) -> None:
@@ -131,4 +129,3 @@ def learn(key: tuple[Any, ...], kind: Kind) -> None:
         if len(_KNOWN) >= _LIMIT:
             _KNOWN.clear()
         _KNOWN[key] = kind
-        kind.learned = True

@@ -31,20 +31,18 @@ def meet(
     parties: Parties,
 ) -> Any:  # fmt: skip
     """One use. The native operator runs on the detached parameter (unless the graph is wanted)."""
-    recorder = calls.recorder
-    kind = known(parties.key)
-    if kind is not None and not kind.written_as(operator.inplace, len(args)):
-        kind = None
-    if recorder.inputs.patterns:
+    recorder, patterns = calls.recorder, bool(calls.recorder.inputs.patterns)
+    seen = known(parties.key, operator.inplace, len(args))
+    if patterns:
         parties.coloured = recorder.inputs.all_completed(parties.coloured)
-    elif kind is not None and not (recorder.special or operator.additive):
+    elif seen is not None and not (recorder.special or operator.additive):
         if not torch._C._is_any_autocast_enabled():
-            return _again(recorder, operator, kind, func, args, kwargs)
+            return _again(recorder, operator, seen, func, args, kwargs)
     if operator.recurrent and not recorder.native:
         found = _stepwise(recorder, operator.name, args, kwargs)
         if found is not None:
             return found
-    leaves, kind = _kind(operator, args, kwargs, parties, kind)
+    leaves, kind = _kind(operator, args, kwargs, parties, seen)
     operands = [operand_of(recorder, k, leaves[k]) for k in kind.mine]
     unread = operator.additive and operator.name not in recorder.rules
     saved = _kept_data(leaves, kind.data, unread=unread, inplace=operator.inplace)
@@ -74,7 +72,7 @@ def meet(
         states = calls.states(operator, func, call_args, call_kwargs, result, parties)
     followed = _tap(recorder, operator, use, result, states, saved)
     if target is None:
-        if not kind.learned and parties.key is not None and not recorder.inputs.patterns:
+        if seen is None and parties.key is not None and not patterns:
             learn(parties.key, kind)
         return followed
     _write_back(recorder, target, followed)
@@ -94,10 +92,8 @@ def _again(
         operand = operand_of(recorder, k, leaves[k])
         operands.append(operand)
         leaves[k] = operand.value
-    if kwargs:
-        out = func(*leaves[: len(args)], **dict(zip(kwargs, leaves[len(args) :], strict=True)))
-    else:
-        out = func(*leaves)
+    call_args, call_kwargs = kind.template.call(leaves)
+    out = func(*call_args, **call_kwargs)
     use = Use(recorder.tape_ref, kind, func, constants, operands, here(4), None, ())
     return _tap(recorder, operator, use, out, kind.single.layouts[0], saved)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -42,10 +43,7 @@ def graph_node(custom: CustomFunctions, node: Any) -> Any:
     return GraphNode(node)
 
 
-_SEEN = [0, False]  # how many classes of nodes there were, and whether one is a user's
-
-
-def from_elsewhere(node: type) -> bool:
+def built_in(node: type) -> bool:
     """Whether a custom function's node is of torch's functions, or of ours."""
     module = getattr(node, "_forward_cls", node).__module__
     return module.split(".")[0] in ("torch", "persample")
@@ -53,10 +51,13 @@ def from_elsewhere(node: type) -> bool:
 
 def own_functions() -> bool:
     """Whether the user's program has custom functions at all."""
-    classes = BackwardCFunction.__subclasses__()
-    if len(classes) != _SEEN[0]:
-        _SEEN[:] = len(classes), not all(from_elsewhere(node) for node in classes)
-    return bool(_SEEN[1])
+    return _some_own(len(BackwardCFunction.__subclasses__()))
+
+
+@functools.lru_cache(maxsize=1)
+def _some_own(count: int) -> bool:
+    """Of so many classes: looked at again when there are others."""
+    return not all(built_in(node) for node in BackwardCFunction.__subclasses__())
 
 
 def nodes_of(node: Any) -> list[Any]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .marks import versions
 from .propagate import Operator
-from .propagate.facts import PRODUCTS
+from .propagate.facts import LATE, PRODUCTS
 from .use import Use
 
 if TYPE_CHECKING:
@@ -75,8 +75,7 @@ class Before:
 class After:
     """Called after the operator's own node has run, where rows are written out at once.
 
-    A convolution in space takes its most memory while it computes the gradient of its input: rows
-    are written when that is over.
+    For operators that take their most memory while they compute the gradient of their input.
     """
 
     __slots__ = ("before",)
@@ -112,7 +111,7 @@ def hook(use: Use, result: Tensor, made: Tensor, saved: Sequence[Tensor]) -> Non
     assert node is not None
     shape = None if made is result else result.shape
     before = Before(use, saved, made.output_nr, shape)
-    tape = use.tape() if use.operator == "conv3d" else None
+    tape = use.tape() if use.operator in LATE else None
     if tape is not None and tape._ledger.strict:
         node.register_hook(After(before))
     else:

@@ -87,6 +87,7 @@ class Use:
     autocast: tuple[tuple[str, torch.dtype], ...]
     tapped: Tapped = field(init=False)
     fingerprint: Tensor | None = None
+    rule: Callable[..., Any] | None = None  # its own, where none belongs to the operator
 
     @property
     def operator(self) -> str:

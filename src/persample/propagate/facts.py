@@ -25,6 +25,8 @@ FRESH = frozenset(
 ADDITIVE = frozenset("add sub subtract rsub cat concat concatenate stack".split())
 # Matrix products: their backward wants a contiguous gradient.
 PRODUCTS = frozenset(("linear", "matmul", "addmm", "baddbmm", "bmm", "einsum"))
+# Most memory is taken while the gradient of the input is computed: rows wait until that is over.
+LATE = frozenset(("conv3d",))
 # Random numbers are drawn.
 RANDOM = frozenset(
     """dropout alpha_dropout feature_dropout feature_alpha_dropout rrelu bernoulli normal poisson
