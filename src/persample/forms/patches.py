@@ -125,7 +125,8 @@ class Patches(Form):
         if not self._unfolds() or out.dtype != self.dtype:
             return super().write(out)
         width = self.grad.shape[2:].numel() * self.images * self.size // max(self.shape[0], 1)
-        for first, last in spans(self.n, self.dtype.itemsize * width, _COLUMNS):
+        room = min(_COLUMNS, self.nbytes())
+        for first, last in spans(self.n, self.dtype.itemsize * width, room):
             self._outer(first, last).write(out[first:last])
         return out
 

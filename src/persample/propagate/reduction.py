@@ -134,7 +134,7 @@ def along(call: Call, dims: set[int]) -> Layout | None:
 
 @rule(
     "cumsum cumprod cummax cummin logcumsumexp softmax log_softmax special_softmax "
-    "special_log_softmax _softmax _log_softmax"
+    "special_log_softmax _softmax _log_softmax _safe_softmax"
 )
 def scan(call: Call) -> Result:
     """One axis, named by the second argument."""
