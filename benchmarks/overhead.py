@@ -29,7 +29,7 @@ import persample
 from .case import Case
 from .kernels import kernels
 from .models import MODELS
-from .peers import plain, recorded
+from .peers import own, plain, recorded
 from .pretrained import tiny_gpt2
 from .timing import clock
 
@@ -111,12 +111,12 @@ def slope(build: Callable[[int], Case], rounds: int) -> dict[str, Any]:
 
 
 def asked(case: Case) -> dict[str, Callable[[], Any]]:
-    """The plain step, recording, norms and clipped sum."""
+    """The plain step, recording, and each question with it."""
+    questions = own(case, 1.0)
     return {
         "plain": plain(case, 1.0)["step"],
         "recording": lambda: recorded(case),
-        "norms": lambda: recorded(case).norms(),
-        "clipped sum": lambda: recorded(case).clipped_sum(1.0),
+        **{name: questions[name] for name in ("norms", "clipped sum", "grads")},
     }
 
 

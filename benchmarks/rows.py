@@ -220,7 +220,7 @@ def parts(found: dict[str, Any]) -> str:
 
 def steps(found: dict[str, Any]) -> str:
     """What a step consists of, and what its kernels alone take."""
-    timed = ("no weight gradients", "recording", "norms", "clipped sum")
+    timed = ("no weight gradients", "recording", "norms", "clipped sum", "grads")
     body = []
     for name, spent in found.get("steps", {}).items():
         cells = [spent[k] for k in timed] + [spent["kernels"][k] for k in timed[1:]]

@@ -119,3 +119,28 @@ def test_refused(compute: Compute) -> None:
     model, x = Model(compute), torch.randn(4, 4, 4, dtype=torch.float64)
     with pytest.raises(persample.MixedSamplesError), persample.record(model) as tape:
         tape.backward(losses(model, x))
+
+
+class Alone(nn.Module):
+    """BatchNorm in training mode sees one image at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = [self.norm(self.conv(x[i : i + 1])).relu() for i in range(len(x))]
+        return torch.cat(parts)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_batch_norm_of_single_images_updates_its_statistics_once(n: int) -> None:
+    model, plain = Alone().double(), Alone().double()
+    x = torch.randn(n, 3, 5, 5, dtype=torch.float64)
+    with persample.record(model) as tape:
+        tape.backward(losses(model, x))
+    assert relative_error(tape.grads(), oracle(plain, losses, x)) < 1e-10
+    assert all(bool(torch.isfinite(v).all()) for v in tape.clipped_sum(1.0).values())
+    for found, expected in zip(model.buffers(), plain.buffers(), strict=True):
+        torch.testing.assert_close(found, expected)
