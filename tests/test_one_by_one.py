@@ -54,6 +54,9 @@ ALONE: dict[str, Compute] = {
     "covariance": each(lambda m, row: torch.cov(row @ m.w)),
     "covariance beside parameters": each(with_parameters),
     "a token of its own": each(lambda m, row: torch.cat([m.b[None], row]).softmax(0) @ m.w),
+    "padded and added up": each(
+        lambda m, row: torch.cat([row @ m.w, row.new_ones(2, 4)]).logsumexp(0).sum()
+    ),
     "distances": each(lambda m, row: F.pdist(row * m.b)),
     "a distance to the parameter": each(lambda m, row: torch.dist(row, m.w)),
     "Kronecker product": each(lambda m, row: torch.kron(m.b, row[0])),
@@ -91,6 +94,9 @@ MIXED: dict[str, Compute] = {
     ),
     "distance to the next": lambda m, x: torch.stack(
         [torch.dist(x[i] @ m.w, x[i - 1]) for i in range(len(x))]
+    ),
+    "padded beside the next": lambda m, x: torch.stack(
+        [torch.cat([x[i] @ m.w, x.new_ones(2, 4), x[i - 1]]).logsumexp(0) for i in range(len(x))]
     ),
     "one token for two samples": lambda m, x: torch.stack(
         [torch.cat([m.b[None], x[i], x[i - 1]]).softmax(0) for i in range(len(x))]
