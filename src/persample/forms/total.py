@@ -7,6 +7,7 @@ import itertools
 import torch
 from torch import Tensor
 
+from .apart import Apart, side_by_side
 from .cost import Plan
 from .dense import Dense
 from .form import Form, wide
@@ -203,8 +204,12 @@ def total(forms: list[Form]) -> Form:
     tables: list[Rows] = []
     dense: list[Dense] = []
     joint: list[Joint] = []
+    apart: dict[int, list[Form]] = {}
     for form in forms:
-        if isinstance(form, Outer):
+        if isinstance(form, Apart):
+            for i, part in form.parts.items():
+                apart.setdefault(i, []).append(part)
+        elif isinstance(form, Outer):
             key = (form.left.shape[1], form.left.shape[3], form.right.shape[3])
             outers.setdefault(key, []).append(form)
         elif isinstance(form, Rows):
@@ -223,6 +228,9 @@ def total(forms: list[Form]) -> Form:
         merged.append(dense[0] if len(dense) == 1 else Dense(added([d.values for d in dense])))
     if joint:
         merged.append(joined(joint))
+    if apart:
+        own = {i: total(parts) for i, parts in sorted(apart.items())}
+        merged.append(side_by_side(own, forms[0].n))
     return merged[0] if len(merged) == 1 else Total(merged)
 
 
