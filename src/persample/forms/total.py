@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Hashable
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from .dense import Dense
 from .form import Form, wide
 from .guard import restored, scaled
 from .joint import Joint, joined
+from .mapped import Mapped
 from .outer import Outer
 from .part import Part
 from .rows import Rows, concatenated_rows
@@ -205,6 +207,7 @@ def total(forms: list[Form]) -> Form:
     dense: list[Dense] = []
     joint: list[Joint] = []
     apart: dict[int, list[Form]] = {}
+    mapped: dict[Hashable, list[Mapped]] = {}
     for form in forms:
         if isinstance(form, Apart):
             for i, part in form.parts.items():
@@ -218,6 +221,8 @@ def total(forms: list[Form]) -> Form:
             dense.append(form)
         elif isinstance(form, Joint):
             joint.append(form)
+        elif isinstance(form, Mapped):
+            mapped.setdefault(form.map(), []).append(form)
         else:
             merged.append(form)
     for group in outers.values():
@@ -226,6 +231,9 @@ def total(forms: list[Form]) -> Form:
         merged.append(tables[0] if len(tables) == 1 else concatenated_rows(tables))
     if dense:
         merged.append(dense[0] if len(dense) == 1 else Dense(added([d.values for d in dense])))
+    for alike in mapped.values():
+        sums = alike[0].of(total([f.form for f in alike])) if len(alike) > 1 else alike[0]
+        merged.append(sums)
     if joint:
         merged.append(joined(joint))
     if apart:
