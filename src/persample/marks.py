@@ -140,7 +140,7 @@ class Marks:
             mark.epoch = family.epoch
         if self.memories is not None and isinstance(state, Layout) and _has_memory(tensor):
             storage = StorageWeakRef(tensor.untyped_storage())
-            self.memories.append(Memory(storage, _view(tensor), state))
+            self.memories.append(Memory(storage, view(tensor), state))
 
     def rewrite(self, tensor: Tensor, state: State | Derived, changed: bool) -> None:
         """An operator seen by the recorder wrote into the tensor."""
@@ -187,12 +187,12 @@ class Marks:
         """The state of a live tensor that is the same memory seen the same way."""
         if not _has_memory(tensor):
             return None
-        wanted = _view(tensor)
+        wanted = view(tensor)
         for mark in list(self.table.values()):
             other = mark()
             if other is None or not isinstance(mark.state, Layout) or not _has_memory(other):
                 continue
-            if _view(other) == wanted:
+            if view(other) == wanted:
                 self.put(tensor, mark.state)
                 return mark.state
         memories = self.memories or []
@@ -226,7 +226,7 @@ def transformed(tensor: Tensor) -> bool:
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
 
 
-def _view(tensor: Tensor) -> tuple[Any, ...]:
+def view(tensor: Tensor) -> tuple[Any, ...]:
     """Which memory a tensor looks at, and how."""
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
 
