@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from .entries import expect_unchanged
+from .entries import expect_unchanged, stepped
 from .errors import MixedSamplesError, StaleError, UsageError, describe
 from .forms import (
     Dense,
@@ -131,6 +131,9 @@ class Ledger(Intake):
                 "no backward pass was recorded",
                 fix="call tape.backward(losses) with one loss per sample",
             )
+        changed = None if self.values is None else self.values.changed()
+        if changed is not None:
+            raise stepped(changed.name)
         for operand in self._watched.values():
             expect_unchanged(operand)
         for entry in self.entries:

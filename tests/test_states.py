@@ -1,0 +1,271 @@
+"""What changes while a recording is open, or after it, must not change an answer unseen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.overrides import TorchFunctionMode
+
+import persample
+from persample.testing import oracle, relative_error
+
+from .attacks.base import trainable
+from .models import Fn, par
+
+X = torch.randn(4, 4, dtype=torch.float64)
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+
+
+def loss_fn(model: nn.Module, x: Tensor) -> Tensor:
+    out: Tensor = model(x).square().sum(1)
+    return out
+
+
+def rows_of(named: dict[str, Tensor], losses: Tensor) -> dict[str, Tensor]:
+    """One native backward for each loss: also right where a program is no module's alone."""
+    each = [torch.autograd.grad(loss, list(named.values()), retain_graph=True) for loss in losses]
+    return {
+        name: torch.stack([row.as_subclass(Tensor) for row in rows]).detach()
+        for name, rows in zip(named, zip(*each, strict=True), strict=True)
+    }
+
+
+# ---------------------------------------------------------------- parameters that are exchanged
+
+
+def others(model: nn.Module) -> dict[str, Tensor]:
+    return {name: (2 * p.detach()).requires_grad_() for name, p in model.named_parameters()}
+
+
+def derived() -> nn.Module:
+    def run(m: Any, x: Tensor) -> Tensor:
+        return F.linear(m.first(x).tanh(), m.w.exp())
+
+    return Fn(run, first=nn.Linear(4, 4), w=par(4, 4)).double()
+
+
+@pytest.mark.parametrize("option", [{}, {"lean": True}, {"verify": True}, {"unproven": "loop"}])
+@pytest.mark.parametrize("build", [net, derived])
+def test_two_tensors_for_one_parameter_are_refused(
+    build: Callable[[], nn.Module], option: dict[str, Any]
+) -> None:
+    model = build()
+    other = others(model)
+    with pytest.raises(persample.UsageError, match="two tensors were used as the parameter"):
+        with persample.record(model, **option) as tape:
+            tape.backward(loss_fn(model, X) + functional_call(model, other, (X,)).sum(1))
+        tape.grads()
+    third = others(model)
+    with pytest.raises(persample.UsageError, match="two tensors were used as the parameter"):
+        with persample.record(model, **option) as tape:
+            one, two = (functional_call(model, given, (X,)) for given in (other, third))
+            tape.backward((one * two).sum(1))
+        tape.grads()
+
+
+@pytest.mark.parametrize("option", [{}, {"lean": True}, {"verify": True}, {"unproven": "loop"}])
+@pytest.mark.parametrize("build", [net, derived])
+def test_a_teacher_without_gradients_does_not_take_a_parameters_place(
+    build: Callable[[], nn.Module], option: dict[str, Any]
+) -> None:
+    model = build()
+    teacher = others(model)
+
+    def losses(net: nn.Module, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            aim = functional_call(net, teacher, (x,))
+        out = net(x)
+        if "unproven" in option and x.shape[0] > 1:
+            out = out + 0 * out.detach().mean(0)
+        distance: Tensor = (out - aim).square().sum(1)
+        return distance
+
+    expected = oracle(model, losses, X)
+    with persample.record(model, **option) as tape:
+        tape.backward(losses(model, X))
+    assert relative_error(tape.grads(), expected) < 1e-10
+
+
+# ---------------------------------------------------------------- parameters that are stepped
+
+
+def lazy() -> nn.Module:
+    """Gradients that are computed when they are asked for: no rule, and a derived parameter."""
+
+    def run(m: Any, x: Tensor) -> Tensor:
+        return F.linear(torch.pow(m.first(x).exp(), m.w), F.normalize(m.a, dim=1))
+
+    return Fn(run, first=nn.Linear(4, 4), w=par(4), a=par(4, 4)).double()
+
+
+def fused(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    torch.optim.Adam(model.parameters(), lr=0.1, fused=True).step()
+
+
+def by_data(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.data.add_(0.1)
+
+
+def other_data(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.data = 2 * parameter.data
+
+
+def by_numpy(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        array = parameter.detach().numpy()
+        array *= 2
+
+
+def other_dtype(model: nn.Module) -> None:
+    model.float()
+
+
+@pytest.mark.parametrize("step", [fused, by_data, other_data, by_numpy, other_dtype])
+@pytest.mark.parametrize("option", [{}, {"lean": True}, {"params": ["w"]}])
+def test_steps_that_no_version_counter_shows(
+    step: Callable[[nn.Module], None], option: dict[str, Any]
+) -> None:
+    model = lazy()
+    with persample.record(model, **option) as tape:
+        tape.backward(loss_fn(model, X), retain_graph=True)
+    tape.norms()
+    step(model)
+    with pytest.raises(persample.StaleError, match="was modified after it was recorded"):
+        tape.grads()
+
+
+def test_what_holds_no_parameter_may_be_asked_after_such_a_step() -> None:
+    model = net()
+    expected = oracle(model, loss_fn, X)
+    with persample.record(model) as tape:
+        tape.backward(loss_fn(model, X))
+    fused(model)
+    assert relative_error(tape.grads(), expected) < 1e-10
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_hooks_of_parameters_are_refused_in_every_backward(plain: bool) -> None:
+    model = net()
+    with (
+        pytest.raises(persample.UsageError, match="has a gradient hook"),
+        persample.record(model) as tape,
+    ):
+        losses = loss_fn(model, X)
+        next(model.parameters()).register_hook(lambda grad: 2 * grad)
+        if plain:
+            losses.sum().backward()
+        else:
+            tape.backward(losses)
+
+
+# ---------------------------------------------------------------- code between call and operator
+
+
+class Twice(Tensor):
+    """Does something else than it was asked for."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = super().__torch_function__(func, types, args, kwargs or {})
+        return 2 * out if func is F.linear else out
+
+
+class Labelled(Tensor):
+    """Carries something along, as tensors with meta-data do."""
+
+    label = ""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = super().__torch_function__(func, types, args, kwargs or {})
+        if isinstance(out, Labelled):
+            out.label = next((a.label for a in args if isinstance(a, Labelled)), "")
+        return out
+
+
+class Centred(Tensor):
+    """Subtracts the mean of the batch, where nobody would look for it."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = super().__torch_function__(func, types, args, kwargs or {})
+        return out - out.mean(0) if func in (torch.tanh, Tensor.tanh) else out
+
+
+class TwiceParameter(nn.Parameter):
+    """A weight that doubles what it is multiplied by."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            out = func(*args, **(kwargs or {}))
+            return 2 * out if func is F.linear else out
+
+
+class Doubling(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        return 2 * out if func is F.linear else out
+
+
+def deep() -> nn.Module:
+    def run(m: Any, x: Tensor) -> Tensor:
+        h = m.first(x).tanh().view(-1, 2, 2).transpose(1, 2).flatten(1)
+        return m.last(h[:, [0, 2, 1, 3]] + h.clone().mul_(2).chunk(2, 1)[0].repeat(1, 2))
+
+    return Fn(run, first=nn.Linear(4, 4), last=nn.Linear(4, 3)).double()
+
+
+@pytest.mark.parametrize("kind", [Twice, Labelled])
+@pytest.mark.parametrize("build", [net, deep, derived])
+def test_tensors_with_code_of_their_own(kind: type[Tensor], build: Callable[[], nn.Module]) -> None:
+    model, x = build(), X.as_subclass(kind)
+    expected = rows_of(trainable(model), loss_fn(model, x))
+    with persample.record(model) as tape:
+        tape.backward(loss_fn(model, x))
+    assert relative_error(tape.grads(), expected) < 1e-10
+    assert not any(isinstance(rows, kind) for rows in tape.grads().values())
+
+
+def test_tensors_whose_own_code_mixes_samples() -> None:
+    model, x = net(), X.as_subclass(Centred)
+    with pytest.raises(persample.MixedSamplesError), persample.record(model) as tape:
+        tape.backward(loss_fn(model, x))
+
+
+def test_parameters_with_code_of_their_own() -> None:
+    model = net()
+    last = model[2]  # type: ignore[index]
+    last.weight = TwiceParameter(last.weight.detach())
+    expected = rows_of(trainable(model), loss_fn(model, X))
+    with persample.record(model) as tape:
+        tape.backward(loss_fn(model, X))
+    assert relative_error(tape.grads(), expected) < 1e-10
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_mode_around_the_block(after: bool) -> None:
+    model = net()
+    with Doubling() as mode:
+        expected = oracle(model, loss_fn, X)
+        with persample.record(model) as tape:
+            losses = torch.utils.checkpoint.checkpoint(loss_fn, model, X, use_reentrant=False)
+            if not after:
+                tape.backward(losses)
+        if after:
+            tape.backward(losses)
+        assert torch.overrides._get_current_function_mode() is mode
+    assert relative_error(tape.grads(), expected) < 1e-10
