@@ -171,6 +171,117 @@ def test_hooks_of_parameters_are_refused_in_every_backward(plain: bool) -> None:
             tape.backward(losses)
 
 
+def test_a_direction_that_was_written_to_unseen() -> None:
+    model = net()
+    direction = {name: torch.randn_like(p) for name, p in model.named_parameters()}
+    with persample.record(model, lean=persample.Ahead(direction=direction)) as tape:
+        tape.backward(loss_fn(model, X))
+    before = tape.dots(direction)
+    for value in direction.values():
+        value.data.mul_(2)
+    torch.testing.assert_close(tape.dots(direction), 2 * before)
+
+
+def test_losses_without_a_history_are_refused() -> None:
+    model = net()
+    with persample.record(model) as tape:
+        losses = loss_fn(model, X).detach().requires_grad_()
+        with pytest.raises(persample.UsageError, match="the losses have no history"):
+            tape.backward(losses)
+
+
+# ---------------------------------------------------------------- memory that two counters watch
+
+
+def around(change: Callable[[Tensor], Any]) -> nn.Module:
+    """A change of what comes out of a layer, and of the input."""
+
+    def run(m: Any, x: Tensor) -> Tensor:
+        x = x * 1
+        change(x)
+        h = m.first(x)
+        change(h)
+        out: Tensor = m.last(h.tanh())
+        return out
+
+    return Fn(run, first=nn.Linear(4, 4), last=nn.Linear(4, 3)).double()
+
+
+def set_data(tensor: Tensor, value: Tensor) -> None:
+    tensor.data = value
+
+
+def view_of_data(h: Tensor) -> None:
+    part = h.data[:, 1:]
+    part.sub_(part.mean(0))
+
+
+def read_after(h: Tensor) -> None:
+    alias = h.data
+    h.detach().sub_(h.detach().mean(0))
+    set_data(h, alias.clone())
+
+
+def second_alias(h: Tensor) -> None:
+    one, two = h.data, h.data
+    one.sub_(one.mean(0))
+    set_data(h, two.clone())
+
+
+MIXING: dict[str, Callable[[Tensor], Any]] = {
+    "in place": lambda h: h.data.sub_(h.data.mean(0)),
+    "data of data": lambda h: h.data.data.sub_(h.data.mean(0)),
+    "a view": view_of_data,
+    "an item": lambda h: h.data.__setitem__(slice(None), h.data - h.data.mean(0)),
+    "copied": lambda h: h.data.copy_(h.data / h.data.norm()),
+    "out": lambda h: torch.sub(h.data, h.data.mean(0), out=h.data),
+    "set": lambda h: set_data(h, h.data - h.data.mean(0)),
+    "set, in place": lambda h: set_data(h, h.data.clone().sub_(h.data.mean(0))),
+    "set, turned": lambda h: set_data(h, h.data.flip(0)),
+    "read after a write": read_after,
+    "a second alias": second_alias,
+}
+APART: dict[str, Callable[[Tensor], Any]] = {
+    "scaled": lambda h: h.data.mul_(2),
+    "clamped": lambda h: h.data.clamp_(min=-1),
+    "normalised": lambda h: h.data.div_(h.data.norm(dim=1, keepdim=True)),
+    "a column": lambda h: h.data[:, 0].zero_(),
+    "filled": lambda h: h.data.fill_(0.5),
+    "set": lambda h: set_data(h, h.data * 2),
+    "set to constants": lambda h: set_data(h, torch.ones_like(h)),
+    "out": lambda h: torch.mul(h.data, 2, out=h.data),
+}
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_samples_that_meet_in_memory_known_by_data(name: str) -> None:
+    model = around(MIXING[name])
+    with pytest.raises(persample.MixedSamplesError), persample.record(model) as tape:
+        tape.backward(loss_fn(model, X))
+
+
+@pytest.mark.parametrize("name", APART)
+def test_writes_by_data_that_keep_samples_apart(name: str) -> None:
+    model = around(APART[name])
+    expected = oracle(model, loss_fn, X)
+    with persample.record(model) as tape:
+        tape.backward(loss_fn(model, X))
+    assert relative_error(tape.grads(), expected) < 1e-10
+
+
+def test_a_result_written_under_a_view() -> None:
+    def run(m: Any, x: Tensor) -> Tensor:
+        buffer = x * 1
+        view = buffer.view(-1, 2, 2)
+        torch.sub(x, x.mean(0), out=buffer)
+        out: Tensor = m.last(view.flatten(1) + 0)
+        return out
+
+    model = Fn(run, last=nn.Linear(4, 3)).double()
+    with pytest.raises(persample.MixedSamplesError), persample.record(model) as tape:
+        tape.backward(loss_fn(model, X))
+
+
 # ---------------------------------------------------------------- code between call and operator
 
 

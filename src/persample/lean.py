@@ -17,8 +17,8 @@ from torch import Tensor
 
 from .errors import MissedUseError
 from .forms import Dense, Form, Joint, total, wide
-from .marks import version
 from .queries import projected
+from .values import Value
 
 Visitor = Callable[[str, Form], None]
 
@@ -52,7 +52,7 @@ class Lean:
     sq_norms: dict[str, Tensor] = field(default_factory=dict)
     sq_bounds: dict[str, Tensor] = field(default_factory=dict)
     dots: dict[str, Tensor] = field(default_factory=dict)
-    along: dict[str, tuple[Tensor, int]] = field(default_factory=dict)  # directions, versions
+    along: dict[str, Value] = field(default_factory=dict)  # directions, as they were
     projections: list[Tensor] = field(default_factory=list)
     squares: dict[str, Tensor] = field(default_factory=dict)
     sums: dict[str, Tensor] = field(default_factory=dict)
@@ -112,7 +112,7 @@ class Lean:
         if self.ahead.direction is not None:
             direction = self.ahead.direction[name]
             self.dots[name] = form.dot(direction.detach())
-            self.along[name] = direction, version(direction)
+            self.along[name] = Value(direction)
         if self.ahead.projection is not None:
             found = projected(name, form, *self.ahead.projection)
             self.projections[:] = [p + found for p in self.projections] or [found]
@@ -137,8 +137,8 @@ class Lean:
     def knows(self, direction: Mapping[str, Tensor], names: Collection[str]) -> bool:
         """Whether the first pass took dots with this very direction, not written to since."""
         return self.ahead.direction is not None and all(
-            direction[name] is tensor and version(tensor) == seen
-            for name, (tensor, seen) in self.along.items()
+            direction[name] is value.tensor and value.untouched()
+            for name, value in self.along.items()
             if name in names
         )
 

@@ -26,6 +26,13 @@ def prove(recorder: Recorder, losses: Tensor) -> tuple[bool, Any]:
             why="a regulariser has no per-sample gradient",
             fix="give it its own backward() after tape.set_grad(...)",
         )
+    if losses.is_leaf:
+        raise UsageError(
+            "the losses have no history",
+            why="a gradient can be taken by them, but none goes on from them to a parameter",
+            fix="pass the tensor that the model's outputs were computed to, not a detached or "
+            "wrapped one",
+        )
     n = recorder.n
     if n is None:
         raise UsageError(
