@@ -380,3 +380,53 @@ def test_a_mode_around_the_block(after: bool) -> None:
             tape.backward(losses)
         assert torch.overrides._get_current_function_mode() is mode
     assert relative_error(tape.grads(), expected) < 1e-10
+
+
+# ---------------------------------------------------------------- memory of the caller's
+
+
+def test_buffers_that_share_memory_are_refused() -> None:
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)).double()
+    expected = oracle(model, loss_fn, X)
+    with persample.record(model) as tape:
+        tape.backward(loss_fn(model, X))
+    flat = torch.empty(5, 32, dtype=torch.float64)
+    one = flat.view(-1)[:64].view(4, 4, 4)
+    for other in (one, flat.view(-1)[63:127].view(4, 4, 4)):
+        with pytest.raises(persample.UsageError, match="share memory"):
+            tape.grads(out={"0.weight": one, "1.weight": other})
+    columns = {
+        name: flat[:4, k : k + 16].view(4, 4, 4) for name, k in (("0.weight", 0), ("1.weight", 16))
+    }
+    assert relative_error(tape.grads(out=columns), expected) < 1e-10
+
+
+def test_a_buffer_that_rows_are_computed_from_is_refused() -> None:
+    kept: list[Tensor] = []
+    first, last = nn.Linear(2, 8, bias=False), nn.Linear(8, 8, bias=False)
+    last.register_forward_pre_hook(lambda module, args: kept.append(args[0].detach()))
+    model, x = nn.Sequential(first, last).double(), torch.randn(4, 2, 2, dtype=torch.float64)
+    with persample.record(model) as tape:
+        tape.backward(model(x).square().sum((1, 2)))
+    buffers = {"0.weight": kept[0].view(4, 8, 2), "1.weight": kept[0].new_empty(4, 8, 8)}
+    with pytest.raises(persample.StaleError):
+        tape.grads(out=buffers)
+
+
+def test_indices_of_the_callers_may_be_refilled() -> None:
+    def run(m: Any, x: Tensor, where: Tensor) -> Tensor:
+        out: Tensor = (m.first(x) + m.table(where)).tanh() * m.table(where)
+        return out
+
+    def losses(model: nn.Module, batch: Any) -> Tensor:
+        out: Tensor = model(*batch).square().sum((1, 2))
+        return out
+
+    model = Fn(run, first=nn.Linear(4, 4), table=nn.Embedding(9, 4)).double()
+    numbers = torch.arange(4).numpy()
+    batch = torch.randn(5, 4, 4, dtype=torch.float64), torch.from_numpy(numbers)
+    expected = oracle(model, losses, batch)
+    with persample.record(model) as tape:
+        tape.backward(losses(model, batch))
+    numbers[:] = 7
+    assert relative_error(tape.grads(), expected) < 1e-10

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .engine import ENGINE, expect_reached, run_backward, run_grad, run_nested
 from .enter import entered, kept
+from .entries import own
 from .errors import Reason, here
 from .layout import CONSTANT, PURE, Additive, Layout, Mixed, State
 from .marks import EXCLUDED, SELECTED, Derived, Mark, same, unseen, version
@@ -225,7 +226,8 @@ class Calls:
         slot = self._slots.get(id(weight))
         if slot is None or slot.name is None or scale_grad_by_freq:
             return None
-        return Lookup(slot.name, indices, padding_idx, weight.shape, version(indices))
+        kept = own(indices, self.recorder.inputs.storages)
+        return Lookup(slot.name, kept, padding_idx, weight.shape, version(kept))
 
     # ------------------------------------------------------------------ what is known afterwards
 
