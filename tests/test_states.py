@@ -147,6 +147,16 @@ def test_steps_that_no_version_counter_shows(
         tape.grads()
 
 
+def test_positions_after_such_a_step() -> None:
+    model = lazy()
+    with persample.record(model, positions=True) as tape:
+        tape.backward(model(torch.randn(4, 3, 4, dtype=torch.float64)).square().sum((1, 2)))
+    tape.positions(params=["w", "a"])
+    fused(model)
+    with pytest.raises(persample.StaleError, match="was modified after it was recorded"):
+        tape.positions(params=["w", "a"])
+
+
 def test_what_holds_no_parameter_may_be_asked_after_such_a_step() -> None:
     model = net()
     expected = oracle(model, loss_fn, X)

@@ -225,6 +225,7 @@ def revisit(
             why="a weighted or clipped sum frees the graph while it back-propagates",
             fix="ask for sums last, or tape.backward(losses, retain_graph=True)",
         )
+    ledger.expect_values()
 
     def chosen(name: str, form: Form) -> None:
         if name in names:

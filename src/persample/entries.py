@@ -182,12 +182,11 @@ def unowned(layout: Layout, grad: Tensor) -> bool:
 def expect_unchanged(operand: Operand) -> None:
     """Refuse an answer about a parameter that has been stepped since."""
     if operand.name is not None and version(operand.value) != operand.version:
-        raise stepped(operand.name)
+        raise stepped(f"the parameter {operand.name!r}")
 
 
-def stepped(name: str | None) -> StaleError:
+def stepped(which: str) -> StaleError:
     """A parameter is not what it was."""
-    which = "a parameter" if name is None else f"the parameter {name!r}"
     return StaleError(
         f"{which} was modified after it was recorded", fix="ask the tape before optimizer.step()"
     )

@@ -20,6 +20,7 @@ from .entries import (
     nobodys,
     own,
     sources,
+    stepped,
     table_behind,
     unowned,
     written_out,
@@ -221,7 +222,13 @@ class Intake:
         spread = self.recorder.spread
         if self.values is None and (spread is None or not spread.sharded):
             if self.relies or (self.lean is not None and self.lean.root is not None):
-                self.values = Values(self.recorder.parameters.slots.values())
+                slots = self.recorder.parameters.slots.values()
+                self.values = Values([slot.tensor for slot in slots])
+
+    def expect_values(self) -> None:
+        """Refuse an answer that would be computed from parameters that were stepped."""
+        if self.values is not None and self.values.changed():
+            raise stepped("a parameter")
 
     def expect_what_was_saved(self) -> None:
         """Compare what came back in backward with what was saved: one look for all uses."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from .entries import expect_unchanged, stepped
+from .entries import expect_unchanged
 from .errors import MixedSamplesError, StaleError, UsageError, describe
 from .forms import (
     Dense,
@@ -83,7 +83,7 @@ class Ledger(Intake):
             )
 
     def expect_forms(self) -> None:
-        """Refuse questions that look at a gradient more than once, where nothing is kept."""
+        """Refuse questions to forms where nothing is kept, or where they hold no more."""
         self.ready()
         if self.lean is not None:
             raise UsageError(
@@ -91,6 +91,7 @@ class Ledger(Intake):
                 why="cross() and positions() need both factors of every use at once",
                 fix="record(model) without lean=True",
             )
+        self.expect_values()
 
     def forms(self, names: Iterable[str]) -> dict[str, Form]:
         """One form per parameter that received a gradient."""
@@ -131,9 +132,6 @@ class Ledger(Intake):
                 "no backward pass was recorded",
                 fix="call tape.backward(losses) with one loss per sample",
             )
-        changed = None if self.values is None else self.values.changed()
-        if changed is not None:
-            raise stepped(changed.name)
         for operand in self._watched.values():
             expect_unchanged(operand)
         for entry in self.entries:

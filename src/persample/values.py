@@ -1,7 +1,7 @@
-"""Whether parameters still are what they were in backward.
+"""Whether tensors still hold what they held: parameters in backward, for instance.
 
 Version counters tell of most writes, but not of those of fused optimizers, through ``.data``, or by
-NumPy. Some elements of every parameter are kept: a step changes them.
+NumPy. Some elements of every tensor are kept: a step changes them.
 """
 
 from __future__ import annotations
@@ -12,43 +12,44 @@ import torch
 from torch import Tensor
 
 from .conditions import equal
-from .marks import version
-from .parameters import Slot
 
-_LOOKS = 64  # elements of each parameter that are kept
-
-
-class Value:
-    """Some elements of a tensor, as they were."""
-
-    __slots__ = ("_some", "_version", "tensor")
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor, self._version, self._some = tensor, version(tensor), _some(tensor)
-
-    def changed(self) -> bool:
-        """Whether it is not what it was; a version may count writes of the same numbers."""
-        now, before = _some(self.tensor), self._some
-        return now.dtype != before.dtype or now.shape != before.shape or not equal(now, before)
-
-    def untouched(self) -> bool:
-        """Whether nobody wrote to it."""
-        return version(self.tensor) == self._version and not self.changed()
+_LOOKS = 64  # elements of each tensor that are kept
 
 
 class Values:
-    """Every parameter that can be trained, as it was."""
+    """Some elements of tensors, as they were."""
 
-    def __init__(self, slots: Iterable[Slot]) -> None:
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        # the views hold on to their memory: after ``tensor.data = other`` it lies elsewhere
         self._kept = [
-            (slot, Value(slot.tensor)) for slot in slots if slot.tensor.layout is torch.strided
+            (tensor, tensor.data_ptr(), _some(tensor))
+            for tensor in tensors
+            if tensor.layout is torch.strided
         ]
+        self._before = self._now()
 
-    def changed(self) -> Slot | None:
-        """A parameter that is not what it was."""
-        return next((slot for slot, value in self._kept if value.changed()), None)
+    def _now(self) -> list[Tensor]:
+        alike: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+        for _, _, some in self._kept:
+            alike.setdefault((some.dtype, some.device), []).append(some)
+        return [torch.cat(views) for views in alike.values()]
+
+    def changed(self) -> bool:
+        """Whether one of them is not what it was."""
+        if any(tensor.data_ptr() != where for tensor, where, _ in self._kept):
+            return True
+        return not all(
+            torch.equal(now, before) or equal(now, before)
+            for now, before in zip(self._now(), self._before, strict=True)
+        )
 
 
 def _some(tensor: Tensor) -> Tensor:
-    flat = tensor.detach().flatten()
-    return flat[:: max(1, flat.numel() // _LOOKS)].clone()
+    """A view of elements all over a tensor; of one line, where there are gaps in its memory."""
+    flat, extent = tensor.detach(), tensor.numel()
+    if not tensor.is_contiguous():
+        pairs = zip(tensor.shape, tensor.stride(), strict=True)
+        extent = 1 + sum((size - 1) * stride for size, stride in pairs)
+    if extent != tensor.numel():
+        return flat[(0,) * (tensor.dim() - 1)]
+    return flat.as_strided((min(extent, _LOOKS),), (max(1, extent // _LOOKS),))
