@@ -147,6 +147,17 @@ def test_steps_that_no_version_counter_shows(
         tape.grads()
 
 
+def test_inputs_of_a_lean_recording_may_not_be_refilled() -> None:
+    model, x = net(), X.clone()
+    with persample.record(model, lean=True) as tape:
+        tape.backward(loss_fn(model, x))
+    before = tape.norms()
+    x.numpy()[:] = 1.0
+    assert torch.equal(tape.norms(), before)
+    with pytest.raises(persample.StaleError, match="a parameter or an input was modified"):
+        tape.clipped_sum(1.0)
+
+
 def test_positions_after_such_a_step() -> None:
     model = lazy()
     with persample.record(model, positions=True) as tape:

@@ -223,12 +223,15 @@ class Intake:
         if self.values is None and (spread is None or not spread.sharded):
             if self.relies or (self.lean is not None and self.lean.root is not None):
                 slots = self.recorder.parameters.slots.values()
-                self.values = Values([slot.tensor for slot in slots])
+                self.values = Values([*(s.tensor for s in slots), *self.recorder.inputs.kept])
 
     def expect_values(self) -> None:
-        """Refuse an answer that would be computed from parameters that were stepped."""
+        """Refuse an answer that would be computed from parameters that were stepped.
+
+        A lean recording also runs over its inputs again.
+        """
         if self.values is not None and self.values.changed():
-            raise stepped("a parameter")
+            raise stepped("a parameter" if self.lean is None else "a parameter or an input")
 
     def expect_what_was_saved(self) -> None:
         """Compare what came back in backward with what was saved: one look for all uses."""

@@ -178,6 +178,7 @@ class Recorder:
         """Forget every tensor."""
         self.marks.table.clear()
         self.custom.clear()
+        self.inputs.kept.clear()
 
     def backward(self, losses: Tensor, *, scale: float | Tensor | None, retain_graph: bool) -> None:
         """The body of ``Tape.backward``."""
