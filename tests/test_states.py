@@ -203,9 +203,10 @@ def test_a_direction_that_was_written_to_unseen() -> None:
     torch.testing.assert_close(tape.dots(direction), 2 * before)
 
 
-def test_losses_without_a_history_are_refused() -> None:
+@pytest.mark.parametrize("unproven", ["refuse", "loop"])
+def test_losses_without_a_history_are_refused(unproven: Any) -> None:
     model = net()
-    with persample.record(model) as tape:
+    with persample.record(model, unproven=unproven) as tape:
         losses = loss_fn(model, X).detach().requires_grad_()
         with pytest.raises(persample.UsageError, match="the losses have no history"):
             tape.backward(losses)

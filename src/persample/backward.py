@@ -16,7 +16,7 @@ from .forms import Form, within
 from .lean import Visitor
 from .loop import disagreement, one_by_one, reference_of
 from .nodes import leaves_of
-from .proof import LOOP, prove
+from .proof import LOOP, expect_history, prove
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -80,6 +80,7 @@ def checked_backward(
     ledger = recorder.tape._ledger
     with torch._C.DisableTorchFunction():
         expect_no_hooks(recorder)
+        expect_history(recorder, losses)
         if recorder.native and recorder.parameters.exchanged:
             _expect_one_tensor(recorder, losses)
         recorder.inputs.guess.expect_agreement(losses, recorder.n)

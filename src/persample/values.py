@@ -24,7 +24,7 @@ class Values:
         self._kept = [
             (tensor, tensor.data_ptr(), _some(tensor))
             for tensor in tensors
-            if tensor.layout is torch.strided
+            if tensor.layout is torch.strided and not tensor.is_nested
         ]
         self._before = self._now()
 
