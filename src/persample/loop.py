@@ -11,6 +11,7 @@ from .conditions import tolerance
 from .enter import entered
 from .errors import UsageError, VerificationError
 from .layout import Layout, ids_of
+from .nodes import own_functions
 from .proof import rows_of_a_sample
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ _grad = entered(torch.autograd.grad)
 
 
 def _gradient(
-    recorder: Recorder, losses: Tensor, seed: Tensor, *, retain_graph: bool
+    recorder: Recorder, losses: Tensor, seed: Tensor, *, retain: bool
 ) -> list[Tensor | None]:
     """Autograd's gradient by every recorded parameter.
 
@@ -35,7 +36,7 @@ def _gradient(
     ledger.muted = True
     try:
         with recorder.watching(), torch.autograd.set_multithreading_enabled(False):
-            found = list(_grad(losses, wanted, seed, retain_graph=retain_graph, allow_unused=True))
+            found = list(_grad(losses, wanted, seed, retain_graph=retain, allow_unused=True))
     except TypeError as error:  # torch.cond traces its branches in backward
         raise UsageError(
             "an operator's backward cannot run while it is recorded",
@@ -76,24 +77,56 @@ def one_by_one(recorder: Recorder, losses: Tensor, *, retain_graph: bool) -> Non
             zeros = {k: p.detach().new_zeros((recorder.n, *p.shape)) for k, p in selected.items()}
             ledger.clear()
             ledger.looped = {k: known[k].fresh() if k in known else zeros[k] for k in selected}
-    rows: dict[str, list[Tensor]] = {name: [] for name in selected}
-    for i in range(losses.shape[0]):
-        with torch._C.DisableTorchFunction():
-            seed = torch.zeros_like(losses)
-            seed[i] = 1
-        last = i == losses.shape[0] - 1
-        found = _gradient(recorder, losses, seed, retain_graph=retain_graph or not last)
-        with torch._C.DisableTorchFunction():
-            for (name, parameter), g in zip(selected.items(), found, strict=True):
-                rows[name].append(torch.zeros_like(parameter).detach() if g is None else g)
+    rows = _rows(recorder, losses, retain_graph=retain_graph)
     with torch._C.DisableTorchFunction():
-        for name, found_rows in rows.items():
-            p = selected[name]
-            new = torch.stack(found_rows) if found_rows else p.detach().new_zeros((0, *p.shape))
-            if ledger.looped is None:
-                ledger.looped = {}
-            ledger.looped[name] = ledger.looped[name] + new if name in ledger.looped else new
+        before = ledger.looped or {}
+        ledger.looped = {k: before[k] + new if k in before else new for k, new in rows.items()}
     ledger.backwards += 1
+
+
+def _rows(recorder: Recorder, losses: Tensor, *, retain_graph: bool) -> dict[str, Tensor]:
+    """Every loss's gradient, copied: a function may return the same memory every time.
+
+    Code of the user's own may also keep a state between runs: then the first does not come back.
+    """
+    selected, count = recorder.parameters.selected, losses.shape[0]
+    with torch._C.DisableTorchFunction():
+        rows = {k: p.detach().new_zeros((count, *p.shape)) for k, p in selected.items()}
+    again = count > 0 and (recorder.custom.exposed or own_functions())
+    for i in range(count):
+        last = i == count - 1 and not again
+        found = _gradient(recorder, losses, _only(losses, i), retain=retain_graph or not last)
+        with torch._C.DisableTorchFunction():
+            for name, g in zip(selected, found, strict=True):
+                if g is not None:
+                    rows[name][i] = g
+    if again:
+        found = _gradient(recorder, losses, _only(losses, 0), retain=retain_graph)
+        with torch._C.DisableTorchFunction():
+            _expect_the_same({name: r[0] for name, r in rows.items()}, found, narrowest(losses))
+    return rows
+
+
+def _only(losses: Tensor, i: int) -> Tensor:
+    with torch._C.DisableTorchFunction():
+        seed = torch.zeros_like(losses)
+        seed[i] = 1
+        return seed
+
+
+def _expect_the_same(
+    first: dict[str, Tensor], found: list[Tensor | None], dtype: torch.dtype
+) -> None:
+    for (name, row), g in zip(first.items(), found, strict=True):
+        now = torch.zeros_like(row) if g is None else g
+        top = torch.maximum(row.abs(), now.abs()).nan_to_num(0.0, 0.0, 0.0).sum()
+        if bool(((row - now).abs() > tolerance(dtype) * top).any()):
+            raise VerificationError(
+                f"the first sample's gradient of {name!r} is another one the second time",
+                why="a custom function or a hook keeps a state between backward passes, or draws "
+                "random numbers in them",
+                fix="keep what backward needs in ctx as forward left it",
+            )
 
 
 def reference_of(recorder: Recorder, losses: Tensor) -> tuple[Tensor, list[Tensor | None]]:
@@ -105,11 +138,11 @@ def reference_of(recorder: Recorder, losses: Tensor) -> tuple[Tensor, list[Tenso
             losses.device
         )
         seed = _weights(recorder, losses, recorder.look(losses), c)
-    found = _gradient(recorder, losses, seed, retain_graph=True)
+    found = _gradient(recorder, losses, seed, retain=True)
     with torch._C.DisableTorchFunction():
         before = ledger.reference or [None] * len(found)
         ledger.reference = [
-            a if b is None else b if a is None else a + b
+            a if b is None else b.clone() if a is None else a + b
             for a, b in zip(before, found, strict=True)
         ]
     return c, ledger.reference

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Mapping
 
@@ -85,6 +86,7 @@ class Tape(Products, Moments):
                 buffers = {
                     k: _buffer(out, k, (self.n, *selected[k].shape), selected[k]) for k in names
                 }
+                _expect_apart({k: out[k] for k in names})
             found: Grads = {}
 
             def visit(name: str, form: Form | None) -> None:
@@ -102,6 +104,8 @@ class Tape(Products, Moments):
             for name in names:
                 if name not in found:
                     visit(name, None)
+            if out is not None:
+                self._ledger.ready()  # a buffer may have been something that rows come from
             return {name: found[name] for name in names}
 
     def norms(self, *, params: Params = None) -> Tensor:
@@ -265,6 +269,21 @@ def _buffer(out: Grads, name: str, shape: tuple[int, ...], parameter: Tensor) ->
             fix="pass the dictionary of an earlier tape.grads() with the same n",
         )
     return buffer
+
+
+def _expect_apart(buffers: Mapping[str, Tensor]) -> None:
+    """Refuse buffers in the same memory; parts of one matrix's columns may lie between others."""
+    ends = sorted(
+        (buffer.data_ptr(), buffer.nbytes if buffer.is_contiguous() else 1, name)
+        for name, buffer in buffers.items()
+        if buffer.numel()
+    )
+    for (start, size, name), (following, _, other) in itertools.pairwise(ends):
+        if following < start + size:
+            raise UsageError(
+                f"out[{name!r}] and out[{other!r}] share memory",
+                fix="a buffer for each parameter, like those of an earlier tape.grads()",
+            )
 
 
 def _written(
