@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import persample
-from persample.forms import Form, Outer, Part, Total
+from persample.forms import Dense, Form, Outer, Part, Total
 from persample.forms.pullback import Pullback
 from persample.testing import oracle, relative_error
 
@@ -64,10 +65,9 @@ def test_a_weight_computed_once_is_pulled_back_once() -> None:
     assert form.form.n == 3
 
 
-def test_weights_computed_anew_are_pulled_back_each() -> None:
+def test_weights_computed_anew_are_pulled_back_together() -> None:
     form = form_of(lambda w: w / w.norm(dim=1, keepdim=True), once=False)
-    assert isinstance(form, Total)
-    assert len(form.forms) == 4
+    assert isinstance(form, Dense)
 
 
 def test_different_slices_stay_apart() -> None:
@@ -89,3 +89,69 @@ def test_different_slices_stay_apart() -> None:
     form = tape._ledger.forms(["w"])["w"]
     assert isinstance(form, Total)
     assert len(form.forms) == 2
+
+
+class Queries(nn.Module):
+    """Learned queries pass two layers and a norm before they meet any data, twice."""
+
+    def __init__(self, dtype: torch.dtype = torch.float64) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.queries = nn.Parameter(torch.randn(3, 6))
+        self.first, self.second, self.norm = nn.Linear(6, 6), nn.Linear(6, 6), nn.LayerNorm(6)
+        self.to(dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        queries = self.queries.unsqueeze(0).expand(x.shape[0], -1, -1)
+        hidden = self.norm(self.first(queries).tanh())
+        seen = F.scaled_dot_product_attention(hidden, x, x)
+        return seen + self.second(hidden) * x[:, :3]
+
+
+def asked(model: nn.Module, x: Tensor, **options: Any) -> persample.Tape:
+    with persample.record(model, **options) as tape:
+        tape.backward(model(x).flatten(1).square().sum(1))
+    return tape
+
+
+def expected(model: nn.Module, x: Tensor) -> Tensor:
+    rows = oracle(model, lambda m, row: m(row).flatten(1).square().sum(1), x)
+    return torch.cat([g.flatten(1) for g in rows.values()], 1)
+
+
+@pytest.mark.parametrize("budget", [None, 4096, 200])
+def test_parameters_behind_queries_are_exact_in_any_budget(budget: int | None) -> None:
+    model, x = Queries(), torch.randn(4, 5, 6, dtype=torch.float64)
+    tape, g = asked(model, x, budget=budget), expected(model, x)
+    torch.testing.assert_close(tape.norms(), g.norm(dim=1))
+    clipped = torch.cat([v.flatten() for v in tape.clipped_sum(0.5).values()])
+    torch.testing.assert_close(clipped, (0.5 / g.norm(dim=1)).clamp(max=1) @ g)
+    rows = torch.cat([v.flatten(1) for v in tape.grads().values()], 1)
+    torch.testing.assert_close(rows, g)
+    some = tape.norms(params=["queries", "first.weight"]).square()
+    sizes = [v.flatten(1).square().sum(1) for k, v in tape.grads().items() if k[0] in "qf"]
+    torch.testing.assert_close(some, sizes[0] + sizes[1])
+
+
+def test_the_graph_behind_queries_is_walked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = Queries(), torch.randn(4, 5, 6, dtype=torch.float64)
+    tape, walks, walk = asked(model, x), [], torch.autograd.grad
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        walks.append(len(args[1]))
+        return walk(*args, **kwargs)
+
+    monkeypatch.setattr(torch.autograd, "grad", counted)
+    tape.norms()
+    assert walks.count(7) == 1
+    assert len(walks) < 7
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_narrow_queries(dtype: torch.dtype) -> None:
+    model, x = Queries(dtype), torch.randn(4, 5, 6, dtype=dtype)
+    tape = asked(model, x)
+    rows = torch.cat([v.float().flatten(1) for v in tape.grads().values()], 1)
+    torch.testing.assert_close(tape.norms().float(), rows.norm(dim=1), rtol=2e-2, atol=1e-3)
+    total = torch.cat([v.flatten() for v in tape.clipped_sum(0.01).values()])
+    assert float(total.norm()) <= 4 * 0.01 * (1 + 1e-6)

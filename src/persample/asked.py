@@ -82,7 +82,8 @@ class Asked:
         """
         recorder = self._open()
         if self._ledger.lean is None:
-            for name, form in self._ledger.forms(names).items():
+            ledger = self._ledger
+            for name, form in (ledger.forms if linear else ledger.written)(names).items():
                 visit(name, form)
         else:
             self._ledger.ready()

@@ -18,6 +18,7 @@ from .forms import (
     doubts,
     guarded,
     kept_rows,
+    pulled,
     restored,
     scratch,
     sharing,
@@ -39,7 +40,7 @@ class Ledger(Intake):
             self.ready()
             kept = self.lean.sq_norms
             return {name: kept[name] for name in names if name in kept}
-        forms: Forms = self.forms(names)
+        forms: Forms = self.written(names)
         forms = forms if apart else together(forms)
         with _sharing(forms):
             found = {name: form.estimated() for name, form in forms.items()}
@@ -110,13 +111,22 @@ class Ledger(Intake):
                     self._cache[name] = total(found)
         return {name: self._cache[name] for name in wanted if name in self._cache}
 
+    def written(self, names: Iterable[str]) -> dict[str, Form]:
+        """Forms whose rows will be looked at: what lies behind derived tensors is written out."""
+        forms = self.forms(names)
+        if self.looped is None:
+            found = pulled(forms)
+            self._cache.update(found)
+            forms |= found
+        return forms
+
     @contextlib.contextmanager
     def settled(self, names: Iterable[str], *, apart: bool) -> Iterator[Forms | None]:
         """Forms for norms and one sum, rows where that is cheaper; None where nothing is kept."""
         if self.lean is not None:
             yield None
             return
-        forms = self.forms(names)
+        forms = self.written(names)
         rows = kept_rows(forms)
         used = sum(form.nbytes() for form in rows.values())
         forms |= rows

@@ -12,6 +12,7 @@ from .outer import Outer
 from .part import Part
 from .patches import Patches
 from .pixels import Pixels
+from .pulled import pulled
 from .replay import Replay
 from .rows import Rows
 from .shares import shares
@@ -45,6 +46,7 @@ __all__ = [
     "kept_rows",
     "kept_sketch",
     "lift",
+    "pulled",
     "real",
     "restored",
     "scratch",

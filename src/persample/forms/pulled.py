@@ -1,0 +1,93 @@
+"""Rows of all parameters behind derived tensors at once.
+
+Learned queries that pass through layers before they meet any data have many parameters behind
+them. Going back to each on its own would walk the same graph again and again.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from .cost import scratch, spans
+from .dense import Dense
+from .form import Form, wide
+from .pullback import Pullback
+from .total import Total, total
+
+
+def pulled(forms: Mapping[str, Form]) -> dict[str, Form]:
+    """New forms for the parameters behind derived tensors, where several share a graph.
+
+    Rows take half of the budget at most.
+    """
+    behind: dict[str, list[Pullback]] = {}
+    for name, form in forms.items():
+        mine = [part for part in _parts(form) if isinstance(part, Pullback)]
+        if mine:
+            behind[name] = mine
+    maps = {part.map(): part for mine in behind.values() for part in mine}
+    if sum(len(mine) for mine in behind.values()) < 2 or not all(map(_plain, maps.values())):
+        return {}
+    parameters = {name: mine[0].parameter for name, mine in behind.items()}
+    n = next(iter(maps.values())).n
+    if n == 0 or n * _bytes(parameters) > scratch() // 2:
+        return {}
+    rows = _rows(list(maps.values()), parameters, n)
+    found = {}
+    for name, values in rows.items():
+        others = [part for part in _parts(forms[name]) if not isinstance(part, Pullback)]
+        found[name] = total([*others, Dense(values)])
+    return found
+
+
+def _parts(form: Form) -> list[Form]:
+    return form.forms if isinstance(form, Total) else [form]
+
+
+def _plain(form: Pullback) -> bool:
+    """Whether nothing has to be scaled on the way."""
+    return form.derived == wide(form.derived) and not form.derived.is_complex
+
+
+def _bytes(parameters: Mapping[str, Tensor]) -> int:
+    return sum(p.numel() * p.element_size() for p in parameters.values())
+
+
+def _rows(maps: list[Pullback], parameters: Mapping[str, Tensor], n: int) -> dict[str, Tensor]:
+    """Every parameter's rows, a few samples at a time."""
+    found = {name: p.new_zeros(n, *p.shape).detach() for name, p in parameters.items()}
+    each = sum(part.form.row_bytes() for part in maps) + _bytes(parameters)
+    for first, last in spans(n, each, scratch() // 2):
+        seeds = []
+        for part in maps:
+            seed = part.form.dense(first, last)
+            # a custom function's backward may write to it
+            seeds.append(seed.clone() if part.form.owns(seed) else seed.to(part.derived))
+        try:
+            grads = _back(maps, list(parameters.values()), seeds, batched=True)
+            for name, grad in zip(parameters, grads, strict=True):
+                if grad is not None:
+                    found[name][first:last] = grad
+        except RuntimeError:
+            for i in range(last - first):
+                one = _back(maps, list(parameters.values()), [s[i] for s in seeds], batched=False)
+                for name, grad in zip(parameters, one, strict=True):
+                    if grad is not None:
+                        found[name][first + i] = grad
+    return found
+
+
+def _back(
+    maps: list[Pullback], parameters: list[Tensor], seeds: list[Tensor], *, batched: bool
+) -> list[Tensor | None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = torch.autograd.grad(
+            [part.edge for part in maps], parameters, seeds,
+            retain_graph=True, allow_unused=True, is_grads_batched=batched,
+        )  # fmt: skip
+    return [None if grad is None else grad.to_dense() for grad in found]
