@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import Mixing
-from ..layout import Layout, align, explicit, ids_of, merge, remap
+from ..layout import Layout, align, closed, explicit, ids_of, merge, remap
 from .call import Call, Result
 from .indexing import axis_steps, is_full, spread
 from .movement import probed
@@ -34,17 +34,20 @@ def setitem(call: Call) -> Result:
     if brought is None:
         return layout
     entries = spread(index, x.dim())
-    mine = (
-        torch.full((1,) * x.dim(), -1, device=x.device)
-        if layout is None
-        else ids_of(layout, x.shape, call.n, x.device)
-    )
     region = x.detach()[tuple(entries)]
     while value.dim() > region.dim() and value.shape[0] == 1:  # torch drops leading ones
         value_axes = [None, *range(value.dim() - 1)]
         brought = remap(brought, value_axes, value.dim() - 1)
         value = value.squeeze(0)
     brought = align(brought, value.shape, region.shape, call.n)
+    axis = _whole_axis(entries, brought.axis) if brought.ids is None else None
+    if axis is not None and layout in (None, closed(axis, brought.inner)):
+        return closed(axis, brought.inner)
+    mine = (
+        torch.full((1,) * x.dim(), -1, device=x.device)
+        if layout is None
+        else ids_of(layout, x.shape, call.n, x.device)
+    )
     colours = ids_of(brought, region.shape, call.n, x.device)
     before = mine.expand(x.shape)
     if not any(isinstance(e, Tensor) for e in entries):
@@ -52,6 +55,18 @@ def setitem(call: Call) -> Result:
     places = torch.arange(before.numel(), device=x.device).view(before.shape)[tuple(entries)]
     after = painted(before, places, colours.expand(places.shape))
     return written(x, before, after, call.n)
+
+
+def _whole_axis(entries: list[Any], place: int) -> int | None:
+    """The target's axis behind one of the region's, if numbers and slices take all of it."""
+    if any(isinstance(e, (Tensor, bool)) for e in entries):
+        return None
+    new = 0
+    for entry, axis, _ in axis_steps(entries):
+        if isinstance(entry, slice) and new == place:
+            return axis if is_full(entry) else None
+        new += entry is None or isinstance(entry, slice)
+    return None
 
 
 def painted(before: Tensor, places: Tensor, colours: Tensor) -> Tensor:
