@@ -80,8 +80,9 @@ def expect_projection(dim: object, seed: object) -> tuple[int, int]:
 class NoiseScale:
     """The simple gradient noise scale and its parts.
 
-    ``value`` is tr Σ / |G|². Over several steps, average ``trace`` and ``sq_gradient`` separately
-    and divide then: the ratio of averages is the estimate, not the average of ratios.
+    ``value`` is tr Σ / |G|². ``sq_gradient`` estimates |G|² without bias, so that of one small batch
+    may be negative. Over several steps, average ``trace`` and ``sq_gradient`` separately and divide
+    then: the ratio of averages is the estimate, not the average of ratios.
     """
 
     value: float
@@ -91,11 +92,11 @@ class NoiseScale:
 
 
 def noise_scale(sq_norms: Tensor, mean_sq: float, n: int) -> NoiseScale:
-    """M = meanᵢ‖gᵢ‖², N = ‖meanᵢ gᵢ‖²: |G|² = (nN − m)/(n−1), tr Σ = (m − N)/(1 − 1/n)."""
+    """From m = meanᵢ‖gᵢ‖² and N = ‖meanᵢ gᵢ‖²: |G|² = (nN − m)/(n−1), tr Σ = n(m − N)/(n−1)."""
     if n < 2:
         raise UsageError("the noise scale needs at least two samples")
-    m, big = float(sq_norms.double().mean()), mean_sq
-    gradient = (n * big - m) / (n - 1)
-    trace = (m - big) / (1 - 1 / n)
+    m = float(sq_norms.double().mean())
+    gradient = (n * mean_sq - m) / (n - 1)
+    trace = n * (m - mean_sq) / (n - 1)
     value = trace / gradient if gradient else float("inf")
     return NoiseScale(value, trace, gradient, n)
