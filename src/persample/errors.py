@@ -102,6 +102,7 @@ def describe(place: Place | None) -> str:
     code, offset = place
     line = next((n for a, b, n in code.co_lines() if a <= offset < b and n), code.co_firstlineno)
     text = linecache.getline(code.co_filename, line).strip()
+    text = text if len(text) <= 120 else f"{text[:119]}…"
     name = os.path.join(*code.co_filename.split(os.sep)[-2:])
     return f"{name}:{line} in {code.co_name}" + (f": {text}" if text else "")
 

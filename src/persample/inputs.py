@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +14,7 @@ from .arguments import argument_names, opened, packed_ids, walk
 from .errors import UsageError, describe, here
 from .guess import Guess
 from .layout import Constant, Layout, State, closed, explicit
+from .requests import expect_ids, shown, whole
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -58,14 +59,13 @@ class Inputs:
         recorder: Recorder,
         *,
         dim: int,
-        constants: Iterable[str | int | Tensor],
+        constants: Sequence[str | int | Tensor],
         sample_ids: Tensor | None,
     ) -> None:
         self.recorder, self.dim, self.sample_ids = recorder, dim, sample_ids
-        given = [constants] if isinstance(constants, (str, int, Tensor)) else list(constants)
-        self.names = {c for c in given if isinstance(c, (str, int))}
-        self.tensors = {id(c) for c in given if isinstance(c, Tensor)}
-        self.keep_alive = [c for c in given if isinstance(c, Tensor)]
+        self.names = {c for c in constants if isinstance(c, (str, int))}
+        self.keep_alive = [c for c in constants if isinstance(c, Tensor)]
+        self.tensors = {id(c) for c in self.keep_alive}
         self.patterns: list[Tensor] = []  # the sample of every row, as the user said it
         self.seen: list[Seen] = []
         self.guess = Guess(dim)
@@ -79,7 +79,8 @@ class Inputs:
     def mark(self, tensor: Tensor, *, dim: int = 0, ids: Tensor | None = None) -> None:
         """The user says where the samples are."""
         if not isinstance(tensor, Tensor) or tensor.dim() == 0:
-            raise UsageError("mark takes a tensor with at least one axis")
+            raise UsageError(f"mark takes a tensor with at least one axis, got {shown(tensor)}")
+        dim = whole(dim, "dim")
         if not -tensor.dim() <= dim < tensor.dim():
             raise UsageError(f"no axis {dim} in a tensor of shape {tuple(tensor.shape)}")
         axis = dim % tensor.dim()
@@ -116,6 +117,7 @@ class Inputs:
         size = tensor.shape[axis]
         if self.recorder.n is None:
             raise UsageError("ids need the number of samples", fix="record(model, n=...)")
+        expect_ids(ids, "ids")
         if ids.shape != (size,):
             raise UsageError(f"ids must have shape ({size},), got {tuple(ids.shape)}")
         if size and not (int(ids.min()) >= -1 and int(ids.max()) < self.recorder.n):
@@ -214,7 +216,9 @@ class Inputs:
         names = argument_names(module)
         for k, value in enumerate(args):
             name = names[k] if k < len(names) else str(k)
-            if k not in self.names:
+            if k in self.names:
+                self._see_constant(name, value)
+            else:
                 walk(name, opened(value), found)
         for name, value in kwargs.items():
             walk(name, opened(value), found)
@@ -230,6 +234,14 @@ class Inputs:
                 self.storages.add(tensor.untyped_storage().data_ptr())
             self.recorder.custom.expose(tensor)
             self._mark(path, value)
+
+    def _see_constant(self, name: str, value: Any) -> None:
+        """An argument that is constant by its position."""
+        tensors: list[tuple[str, Any]] = []
+        walk(name, opened(value), tensors)
+        for path, tensor in tensors:
+            shape = (tensor.data if isinstance(tensor, PackedSequence) else tensor).shape
+            self.seen.append(Seen(path, tuple(shape), samples=False, declared=True))
 
     def _fresh(self, value: Any) -> bool:
         """Not known to hold samples yet."""
@@ -249,10 +261,15 @@ class Inputs:
         """Say which inputs were looked at, if none of them was taken as samples."""
         if not self.seen or any(seen.samples for seen in self.seen):
             return
+        n = self.recorder.n
+        what = f"an axis {self.dim}" if n is None else f"{n} indices on axis {self.dim}"
+        why = f"none has {what}"
+        if all(seen.declared for seen in self.seen):
+            why = "constants= names all of them"
         shapes = ", ".join(f"{seen.path} {seen.shape}" for seen in self.seen[:4])
         raise UsageError(
             "no input of the model was recognised as holding samples",
-            why=f"none has {self.recorder.n} indices on axis {self.dim}: {shapes}",
+            why=f"{why}: {shapes}",
             fix="record(..., n=..., dim=...), or tape.mark(x, dim=..., ids=...) for the tensor "
             "that holds them",
         )

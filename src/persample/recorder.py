@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -53,7 +53,7 @@ class Recorder:
         *,
         n: int | None,
         dim: int,
-        constants: Iterable[str | int | Tensor],
+        constants: Sequence[str | int | Tensor],
         sample_ids: Tensor | None,
         params: Params,
         rules: dict[Any, Callable[..., Any]] | None,
@@ -103,9 +103,9 @@ class Recorder:
             raise UsageError("a recorder can be entered once", fix="call persample.record again")
         if torch._C._functorch.peek_interpreter_stack() is not None:
             raise UsageError(
-                "persample.record cannot run inside a torch.func transform",
-                why="grad, vmap and jvp replace the tensors that the recorder follows",
-                fix="record outside the transform",
+                "persample.record cannot run inside torch.func transforms or torch.compile",
+                why="they replace the tensors that the recorder follows",
+                fix="record outside; a compiled model may be called inside a recording",
             )
         found = [module for _, module in self._walked]
         modules = {id(module) for module in found}
@@ -164,7 +164,18 @@ class Recorder:
         self.marks.table.clear()
         self.custom.clear()
 
-    def backward(self, losses: Tensor, *, scale: float | Tensor | None, retain_graph: bool) -> None:
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Whoever forgot ``with`` looks for the tape's questions here."""
+            text = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if hasattr(Tape, name):
+                text += "; write: with persample.record(model) as tape:"
+            raise AttributeError(text)
+
+    def propagate_back(
+        self, losses: Tensor, *, scale: float | Tensor | None, retain_graph: bool
+    ) -> None:
         """The body of ``Tape.backward``."""
         tape_backward(self, losses, scale=scale, retain_graph=retain_graph)
 
