@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .conditions import comes_back
+from .conditions import comes_back, uncast
 from .distributed import crosses
 from .entries import (
     Entry,
@@ -104,8 +104,8 @@ class Intake:
             if reason is not None and grad is not None:
                 self.trouble = self.trouble or reason.error("samples meet before the loss")
                 return
-        if torch.is_grad_enabled():
-            with torch.no_grad():
+        if torch.is_grad_enabled() or torch._C._is_any_autocast_enabled():
+            with torch.no_grad(), uncast():
                 self._take(use, saved, grads)
         else:
             self._take(use, saved, grads)
