@@ -103,9 +103,9 @@ class Recorder:
             raise UsageError("a recorder can be entered once", fix="call persample.record again")
         if torch._C._functorch.peek_interpreter_stack() is not None:
             raise UsageError(
-                "persample.record cannot run inside torch.func transforms or torch.compile",
-                why="they replace the tensors that the recorder follows",
-                fix="record outside; a compiled model may be called inside a recording",
+                "persample.record cannot run inside a torch.func transform or a compiled function",
+                why="these replace the tensors that the recorder follows",
+                fix="record outside the transform",
             )
         found = [module for _, module in self._walked]
         modules = {id(module) for module in found}
