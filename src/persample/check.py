@@ -14,6 +14,7 @@ from .conditions import tolerance
 from .entry import record
 from .errors import PersampleError, UsageError
 from .loop import narrowest
+from .requests import shown
 from .testing import batch_size, take
 
 LossFn = Callable[[nn.Module, Any], Tensor]
@@ -73,6 +74,8 @@ def verify(model: nn.Module, loss_fn: LossFn, batch: Any, **options: Any) -> Ver
     >>> bool(persample.verify(model, lambda m, x: m(x).square().sum(1), x))
     True
     """
+    if not callable(loss_fn):
+        raise UsageError(f"loss_fn is a function of (model, batch), got {shown(loss_fn)}")
     n = options.get("n") or batch_size(batch, options.get("dim", 0))
     if n < 2:
         raise UsageError("verify needs at least two samples", fix="pass a larger batch")
