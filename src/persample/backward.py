@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, _engine_run_backward
 
 from .conditions import recast, uncast
-from .errors import MissedUseError, PersampleError, UsageError
+from .errors import LOOP, MissedUseError, PersampleError, UsageError
 from .forms import Form, within
 from .lean import Visitor
 from .loop import disagreement, one_by_one, reference_of
-from .proof import LOOP, prove
+from .proof import prove
 from .requests import number, shown
 
 if TYPE_CHECKING:

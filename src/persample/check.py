@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +15,7 @@ from .entry import record
 from .errors import PersampleError, UsageError
 from .loop import narrowest
 from .requests import shown
-from .testing import batch_size, take
-
-LossFn = Callable[[nn.Module, Any], Tensor]
+from .testing import LossFn, batch_size, take
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from types import CodeType
 
 import torch
 
+LOOP = 'record(..., unproven="loop") computes the gradient of each loss by its own backward pass'
 _HIDDEN = tuple(
     os.path.dirname(os.path.abspath(path)) + os.sep for path in (torch.__file__, __file__)
 )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .errors import Place, Reason, here
+from .errors import LOOP, Place, Reason, here
 from .layout import Layout
 from .marks import Derived, same
 from .taken import Received, Taken
@@ -60,8 +60,7 @@ class Hooks:
         if ledger.trouble is None:
             why = why or f"{who} does not keep samples apart, or hides how"
             reason = Reason(who, why, (tuple(grad.shape),), place)
-            fix = 'record(..., unproven="loop") back-propagates each loss by itself'
-            ledger.trouble = reason.error("gradients cannot be followed in backward", fix=fix)
+            ledger.trouble = reason.error("gradients cannot be followed in backward", fix=LOOP)
 
 
 class Guard:

@@ -166,11 +166,9 @@ class Lean:
     def clear(self) -> None:
         """Let go of everything."""
         self.root, self.visitor, self.done = None, None, False
-        for kept in (self.waiting, self.sq_norms, self.sq_bounds, self.dots, self.squares):
-            kept.clear()
         self.projections.clear()
-        self.along.clear()
-        self.sums.clear()
-        self.variances.clear()
-        self.rows.clear()
         self.given.clear()
+        for kept in (self.waiting, self.sq_norms, self.sq_bounds, self.dots, self.along, self.rows):
+            kept.clear()
+        for moment in (self.squares, self.sums, self.variances):
+            moment.clear()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from .conditions import tolerance
 from .enter import entered
 from .errors import UsageError, VerificationError
 from .layout import Layout, ids_of
+from .nodes import nodes_of
 from .proof import rows_of_a_sample
 
 if TYPE_CHECKING:
@@ -55,7 +56,25 @@ def _gradient(
 
 def one_by_one(recorder: Recorder, losses: Tensor, *, retain_graph: bool) -> None:
     """The gradient of each loss by its own backward pass through the whole graph."""
-    ledger = recorder.tape._ledger
+    n = _expect_vector(recorder, losses)
+    selected, ledger = recorder.parameters.selected, recorder.tape._ledger
+    rows = _followed_before(recorder, n)
+    for i in range(n):
+        with torch._C.DisableTorchFunction():
+            seed = torch.zeros_like(losses)
+            seed[i] = 1
+        found = _gradient(recorder, losses, seed, retain_graph=retain_graph or i < n - 1)
+        with torch._C.DisableTorchFunction():
+            for name, g in zip(selected, found, strict=True):
+                if g is not None:
+                    rows[name][i] += g
+    ledger.clear()
+    ledger.looped = rows
+    ledger.backwards += 1
+
+
+def _expect_vector(recorder: Recorder, losses: Tensor) -> int:
+    """Refuse what is not one loss for each sample; how many there are."""
     if losses.dim() != 1:
         raise UsageError(
             f"one loss per sample is needed, got shape {tuple(losses.shape)}",
@@ -69,31 +88,20 @@ def one_by_one(recorder: Recorder, losses: Tensor, *, retain_graph: bool) -> Non
             why=f"the model's inputs have {recorder.n} rows",
             fix=rows_of_a_sample(losses, recorder.n) or "record(..., n=...), one loss for each",
         )
-    selected = recorder.parameters.selected
-    if ledger.entries:  # of earlier backward passes, which were followed
-        with torch._C.DisableTorchFunction(), torch.no_grad():
-            known = ledger.forms(selected)
-            zeros = {k: p.detach().new_zeros((recorder.n, *p.shape)) for k, p in selected.items()}
-            ledger.clear()
-            ledger.looped = {k: known[k].fresh() if k in known else zeros[k] for k in selected}
-    rows: dict[str, list[Tensor]] = {name: [] for name in selected}
-    for i in range(losses.shape[0]):
-        with torch._C.DisableTorchFunction():
-            seed = torch.zeros_like(losses)
-            seed[i] = 1
-        last = i == losses.shape[0] - 1
-        found = _gradient(recorder, losses, seed, retain_graph=retain_graph or not last)
-        with torch._C.DisableTorchFunction():
-            for (name, parameter), g in zip(selected.items(), found, strict=True):
-                rows[name].append(torch.zeros_like(parameter).detach() if g is None else g)
-    with torch._C.DisableTorchFunction():
-        for name, found_rows in rows.items():
-            p = selected[name]
-            new = torch.stack(found_rows) if found_rows else p.detach().new_zeros((0, *p.shape))
-            if ledger.looped is None:
-                ledger.looped = {}
-            ledger.looped[name] = ledger.looped[name] + new if name in ledger.looped else new
-    ledger.backwards += 1
+    return recorder.n
+
+
+def _followed_before(recorder: Recorder, n: int) -> dict[str, Tensor]:
+    """Every parameter's rows of earlier backward passes, or zeros, to be added to."""
+    selected, ledger = recorder.parameters.selected, recorder.tape._ledger
+    with torch._C.DisableTorchFunction(), torch.no_grad():
+        if ledger.looped is not None:
+            return {name: rows.clone() for name, rows in ledger.looped.items()}
+        known = ledger.forms(selected) if ledger.entries else {}
+        return {
+            name: known[name].fresh() if name in known else p.detach().new_zeros((n, *p.shape))
+            for name, p in selected.items()
+        }
 
 
 def reference_of(recorder: Recorder, losses: Tensor) -> tuple[Tensor, list[Tensor | None]]:
@@ -151,13 +159,8 @@ def disagreement(
 
 def narrowest(losses: Tensor) -> torch.dtype:
     """The least precise dtype of a gradient on its way back from the losses (autocast, casts)."""
-    found, seen = {losses.dtype}, set()
-    nodes: list[Any] = [losses.grad_fn]
-    while nodes:
-        node = nodes.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            found.update(result.dtype for result in node._input_metadata)
-            nodes.extend(following for following, _ in node.next_functions)
+    found = {losses.dtype}
+    for node in [] if losses.grad_fn is None else nodes_of(losses.grad_fn):
+        found.update(result.dtype for result in node._input_metadata)
     floating = [d for d in found if d.is_floating_point or d.is_complex]
     return max(floating, key=lambda d: torch.finfo(d).eps)

@@ -11,11 +11,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ..check import LossFn, Verification, verify
+from ..check import Verification, verify
 from ..entry import record
 from ..errors import PersampleError, UsageError
 from ..tape import Tape
-from ..testing import batch_size, take
+from ..testing import LossFn, batch_size, take
 from .colours import Whole
 from .cost import Cost, Stopwatch
 from .progress import Progress

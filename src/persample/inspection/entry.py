@@ -8,9 +8,9 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from ..check import LossFn
 from ..errors import UsageError
 from ..requests import shown, whole
+from ..testing import LossFn
 from .collect import Plan, collect, untouched
 from .colours import colour
 from .reading import Pick, expect_batches
