@@ -16,7 +16,7 @@ ORDER = [
     "inputs", "entries", "explain", "clipping", "buffers", "queries", "lean", "intake", "ledger",
     "positions", "asked", "products", "moments", "tape", "taken", "hooks", "functions", "watch",
     "custom", "proof", "loop", "backward", "engine",
-    "operands", "cells", "lstm", "recurrence", "projection", "unroll", "parties", "meeting",
+    "operands", "recurrent", "parties", "meeting",
     "calls", "recorder", "entry", "testing", "check", "expanded_weights", "memory", "inspection",
     "target", "demonstration", "cli", "__main__",
 ]  # fmt: skip
