@@ -200,6 +200,7 @@ class TestMisuse:
             ({"n": True}, "n must"),
             ({"dim": "0"}, "dim must"),
             ({"dim": None}, "dim must"),
+            ({"dim": -1}, "dim must be a non-negative"),
             ({"budget": 0}, "budget must"),
             ({"budget": "8GiB"}, "budget must"),
             ({"constants": None}, "constants are"),

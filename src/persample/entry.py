@@ -62,7 +62,9 @@ def record(
     recorder = Recorder(
         model,
         n=None if n is None else whole(n, "n", least=0, fix="n=len(x), or leave it out"),
-        dim=whole(dim, "dim", fix="the axis of the samples in the model's inputs"),
+        dim=whole(
+            dim, "dim", least=0, fix="axes are counted from the first: inputs differ in rank"
+        ),
         constants=_listed(constants),
         sample_ids=sample_ids,
         params=params,
