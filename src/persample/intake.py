@@ -14,6 +14,7 @@ from .entries import (
     Entry,
     attached,
     changed,
+    expect_fitting,
     forget_lookups,
     gone,
     nobodys,
@@ -223,9 +224,12 @@ class Intake:
         rule = use.rule or own or RULES.get(use.operator)
         if rule is not None and not use.kind.inplace and n:
             try:
-                return rule(use, firing, n), rule.__name__
+                found = rule(use, firing, n)
             except Unsuited:
-                pass
+                return generic(use, firing, n), "generic"
+            if rule is own:
+                expect_fitting(use, found, n)
+            return found, rule.__name__
         return generic(use, firing, n), "generic"
 
     @property
