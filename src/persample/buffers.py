@@ -35,19 +35,18 @@ def _fits(buffer: Any, shape: tuple[int, ...], parameter: Tensor) -> bool:
     return (
         isinstance(buffer, Tensor)
         and buffer.shape == shape
-        and buffer.dtype == parameter.dtype
+        and buffer.dtype is parameter.dtype
         and buffer.device == parameter.device
-        and buffer.layout is torch.strided
         and not buffer.requires_grad
-        and not _repeats(buffer)
+        and buffer.layout is torch.strided
+        and (buffer.is_contiguous() or not _repeats(buffer))
     )
 
 
 def _repeats(tensor: Tensor) -> bool:
     """Whether one element stands for several (an expanded tensor)."""
-    return any(
-        not step and size > 1 for size, step in zip(tensor.shape, tensor.stride(), strict=True)
-    )
+    places = zip(tensor.shape, tensor.stride(), strict=True)
+    return any(not step and size > 1 for size, step in places)
 
 
 def _expect_apart(buffers: Mapping[str, Tensor]) -> None:
@@ -66,8 +65,11 @@ def _expect_apart(buffers: Mapping[str, Tensor]) -> None:
 
 def _span(tensor: Tensor) -> tuple[int, int]:
     """The addresses from a tensor's first byte to its last."""
-    steps = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
     start = tensor.data_ptr()
+    if tensor.is_contiguous():
+        return start, start + tensor.nbytes
+    places = zip(tensor.shape, tensor.stride(), strict=True)
+    steps = sum((size - 1) * step for size, step in places)
     return start, start + (steps + 1) * tensor.element_size()
 
 
