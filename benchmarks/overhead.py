@@ -27,8 +27,9 @@ from torch import Tensor, nn
 import persample
 
 from .case import Case
+from .kernels import kernels
 from .models import MODELS
-from .peers import plain, recorded
+from .peers import own, plain, recorded
 from .pretrained import tiny_gpt2
 from .timing import clock
 
@@ -109,17 +110,18 @@ def slope(build: Callable[[int], Case], rounds: int) -> dict[str, Any]:
     }
 
 
-def ratios(
-    case: Case, rounds: int, more: dict[str, Callable[[], Any]] | None = None
-) -> dict[str, Any]:
-    """Recording, norms and clipped sum as ratios to plain."""
-    steps = {
+def asked(case: Case) -> dict[str, Callable[[], Any]]:
+    """The plain step, recording, and each question with it."""
+    questions = own(case, 1.0)
+    return {
         "plain": plain(case, 1.0)["step"],
-        **(more or {}),
         "recording": lambda: recorded(case),
-        "norms": lambda: recorded(case).norms(),
-        "clipped sum": lambda: recorded(case).clipped_sum(1.0),
+        **{name: questions[name] for name in ("norms", "clipped sum", "grads")},
     }
+
+
+def ratios(steps: dict[str, Callable[[], Any]], rounds: int) -> dict[str, Any]:
+    """Every step as a ratio to plain."""
     seconds = interleaved(steps, rounds)
     base = seconds.pop("plain")
     found: dict[str, Any] = {"plain_ms": statistics.median(base) * 1e3}
@@ -158,7 +160,9 @@ def steps(case: Case, rounds: int) -> dict[str, Any]:
         with frozen(net):
             loss(net(x), y).sum().backward()
 
-    return ratios(case, rounds, {"no weight gradients": inputs_only})
+    found = ratios({**asked(case), "no weight gradients": inputs_only}, rounds)
+    found["kernels"] = kernels(asked(case), rounds // 2)
+    return found
 
 
 def parts(case: Case, rounds: int) -> dict[str, Any]:
@@ -205,7 +209,7 @@ def measure(quick: bool) -> dict[str, Any]:
         flush=True,
     )
     if not quick:
-        found["tiny GPT-2"] = ratios(tiny_gpt2(), 2 * rounds)
+        found["tiny GPT-2"] = ratios(asked(tiny_gpt2()), 2 * rounds)
         print(f"    tiny GPT-2: norms {found['tiny GPT-2']['norms']:.2f} of plain", flush=True)
         found["steps"] = {}
         for name in STEPS:

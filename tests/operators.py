@@ -1,8 +1,9 @@
 """PyTorch's operator database as an attack: every entry, every axis, exact or refused.
 
-Each sample input of each entry is tried in two roles. As a *data operator*: a parameter is added to
-one argument whose axis a holds the samples, then the operator runs. As a *use*: one tensor argument
-is the parameter, another holds the samples. The truth is one backward pass per loss on the native
+Each sample input of each entry is tried in three roles. As a *data operator*: a parameter is added
+to one argument whose axis a holds the samples, then the operator runs. As a *use*: one tensor
+argument is the parameter, another holds the samples. *One by one*: the operator runs in a loop,
+each time on one sample's part of a batch. The truth is one backward pass per loss on the native
 graph, without persample.
 
     python -m tests.operators            all entries, prints counts
@@ -179,6 +180,8 @@ def trials(op: Any, sample: Any) -> Iterator[tuple[str, Callable[[], str]]]:
                             op, sample, base, spec, j, k, axis, n
                         ),
                     )
+        if x.numel():
+            yield f"one by one {k}", lambda k=k: _one_by_one(op, base, spec, k)
     for axis in range(-1, -4, -1):
         group = [k for k in tensors if base[k].dim() >= -axis and base[k].shape[axis] > 1]
         if (
@@ -224,6 +227,52 @@ def _several(op: Any, sample: Any, base: Any, spec: Any, group: list[int], axis:
         return _call(op, sample, leaves, spec)
 
     return run(call, module, [(x, x.dim() + axis) for x in xs], n)
+
+
+def _one_by_one(op: Any, base: Any, spec: Any, k: int) -> str:
+    x = torch.stack([base[k], 1.01 * base[k]])
+    module = Weight(torch.ones((), dtype=torch.float64))
+
+    def losses() -> Tensor | None:
+        found = []
+        for i in range(2):
+            leaves = _fresh(base)
+            leaves[k] = x[i] * module.w
+            torch.manual_seed(1)
+            args, kwargs = tree_unflatten(leaves, spec)
+            outs = [t for t in tree_flatten(op.op(*args, **kwargs))[0] if isinstance(t, Tensor)]
+            parts = [_number(t) for t in outs if t.requires_grad]
+            if not parts:
+                return None
+            found.append(torch.stack(parts).sum())
+        return torch.stack(found)
+
+    plain = losses()
+    if plain is None or not plain.is_floating_point():
+        return "skipped"
+    expected = torch.stack(
+        [torch.autograd.grad(loss, module.w, retain_graph=True)[0] for loss in plain]
+    )
+    try:
+        with persample.record(module, n=2, unproven="refuse", verify=False) as tape:
+            tape.mark(x)
+            found = losses()
+            assert found is not None
+            tape.backward(found)
+        rows = tape.grads()["w"]
+    except persample.PersampleError:
+        return "refused"
+    if not bool(torch.isfinite(expected).all() and torch.isfinite(rows).all()):
+        return "skipped"
+    error = float((rows - expected).abs().max()) / max(float(expected.abs().max()), 1e-12)
+    return "exact" if error < 1e-9 else f"wrong: {error:.1e}"
+
+
+def _number(tensor: Tensor) -> Tensor:
+    """A sum in which no two elements count alike."""
+    value = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor.to_dense()
+    weights = torch.linspace(0.5, 1.5, max(value.numel(), 1), dtype=torch.float64)
+    return (value.reshape(-1) * weights[: value.numel()].to(value.dtype)).sum()
 
 
 def _use(op: Any, sample: Any, base: Any, spec: Any, j: int, k: int, axis: int, n: int) -> str:

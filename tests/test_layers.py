@@ -13,9 +13,9 @@ SOURCE = Path(persample.__file__).parent
 ORDER = [
     "errors", "requests", "nodes", "layout", "propagate", "forms", "conditions", "kinds", "use",
     "marks", "parameters", "distributed", "rules", "tap", "enter", "eager", "arguments", "guess",
-    "declared", "inputs", "entries", "explain", "clipping", "buffers", "queries", "lean", "intake",
-    "ledger", "positions", "asked", "products", "moments", "tape", "taken", "hooks", "functions",
-    "watch", "custom", "proof", "loop", "backward", "engine",
+    "declared", "inputs", "entries", "alone", "explain", "clipping", "buffers", "queries", "lean",
+    "intake", "ledger", "positions", "asked", "products", "moments", "tape", "taken", "hooks",
+    "functions", "watch", "custom", "proof", "loop", "backward", "engine",
     "operands", "recurrent", "parties", "meeting",
     "calls", "recorder", "entry", "testing", "check", "expanded_weights", "memory", "inspection",
     "target", "demonstration", "cli", "__main__",

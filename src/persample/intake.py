@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from .alone import of_one, placed, the_only
 from .conditions import comes_back, uncast
 from .distributed import crosses
 from .entries import (
@@ -222,6 +223,11 @@ class Intake:
         """One form per operand, and the rule that gave them."""
         own = self.recorder.rules.get(use.operator)
         rule = use.rule or own or RULES.get(use.operator)
+        if n > 1 and not (use.rule or own or self.recorder.positions):
+            sample = the_only(use)
+            if sample is not None:
+                forms, name = self.forms_of(of_one(use), firing, 1)
+                return [placed(form, sample, n) for form in forms], name
         if rule is not None and not use.kind.inplace and n:
             try:
                 found = rule(use, firing, n)

@@ -69,6 +69,8 @@ def meet(
         states: Any = kind.single.layouts[0]
     else:
         states = calls.states(operator, func, call_args, call_kwargs, result, parties)
+        if operator.additive and states.__class__ is Layout and states.ids is not None:
+            states = _given_to_the_only(states)
     followed = _tap(recorder, operator, use, result, states, saved)
     if target is None:
         if seen is None and parties.key is not None and not patterns:
@@ -115,6 +117,16 @@ def _kind(
         [None] * len(leaves) if len(places) == len(leaves) else None,
     )  # fmt: skip
     return leaves, kind
+
+
+def _given_to_the_only(layout: Layout) -> Layout:
+    """A parameter's rows beside those of one sample alone are seen by that sample alone."""
+    assert layout.ids is not None
+    colours = layout.ids.unique().tolist()
+    if len(colours) != 2 or colours[0] >= 0:
+        return layout
+    whole = torch.full((1,) * layout.ids.dim(), colours[1], device=layout.ids.device)
+    return Layout(0, 1, whole, layout.coupled)
 
 
 def _stepwise(recorder: Recorder, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

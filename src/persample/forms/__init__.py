@@ -1,5 +1,6 @@
 """Forms: representations of n gradients that know their algebra."""
 
+from .apart import Apart
 from .cost import BUDGET, LEAN, Plan, scratch, spans, within
 from .dense import Dense
 from .form import Form, inner, lift, real, wide
@@ -22,6 +23,7 @@ from .total import Total, total
 __all__ = [
     "BUDGET",
     "LEAN",
+    "Apart",
     "Dense",
     "Form",
     "Geometry",

@@ -22,10 +22,12 @@ class Geometry:
 
 
 def unfold(x: Tensor, kernel: torch.Size, geometry: Geometry) -> Tensor:
-    """Patches as columns: (n, c · taps, positions), for one or two spatial axes."""
-    g = geometry
-    if x.dim() == 3:
-        return F.unfold(
-            x.unsqueeze(2), (1, kernel[0]), (1, g.dilation[0]), (0, g.padding[0]), (1, g.stride[0])
-        )
-    return F.unfold(x, tuple(kernel), g.dilation, g.padding, g.stride)
+    """Patches as columns: (n, c · taps, positions)."""
+    axes = len(kernel)
+    if any(geometry.padding):
+        x = F.pad(x, [width for p in reversed(geometry.padding) for width in (p, p)])
+    for axis, (taps, apart) in enumerate(zip(kernel, geometry.dilation, strict=True)):
+        windows = x.unfold(2 + axis, apart * (taps - 1) + 1, geometry.stride[axis])
+        x = windows[..., ::apart]
+    order = [0, 1, *range(2 + axes, 2 + 2 * axes), *range(2, 2 + axes)]
+    return x.permute(order).reshape(x.shape[0], x.shape[1] * kernel.numel(), -1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import torch
 from torch import Tensor
 
@@ -21,6 +23,10 @@ class Mapped(Form):
 
     def of(self, form: Form) -> Mapped:
         """The same map of another form."""
+        raise NotImplementedError
+
+    def map(self) -> Hashable:
+        """What tells the map from others: sums of forms with the same one are mapped once."""
         raise NotImplementedError
 
     def tensors(self) -> list[Tensor]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import torch
 from torch import Tensor
 
@@ -29,6 +31,10 @@ class Part(Mapped):
     def of(self, form: Form) -> Part:
         """The same places for another form."""
         return Part(form, self.shape, self.strides, self.offset)
+
+    def map(self) -> Hashable:
+        """Where the view's elements are."""
+        return Part, self.view, self.strides, self.offset
 
     def span(self) -> tuple[int, int]:
         """First element named, and one past the last."""

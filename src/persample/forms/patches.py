@@ -13,6 +13,8 @@ from .guard import Unsure, guarded, restored, scaled
 from .outer import Outer
 from .sketch import Sketch
 
+_COLUMNS = 8 << 20  # bytes of patches that are written out at once
+
 
 class Patches(Form):
     """gᵢ is the weight gradient of a convolution of x[i] with output gradient g[i].
@@ -62,7 +64,8 @@ class Patches(Form):
         if last <= first:
             return self.grad.new_zeros(0, *self.shape)
         if self._unfolds():
-            return self._outer(first, last).dense()
+            part = self if last - first == self.n else self.narrowed(first, last)
+            return part.write(self.grad.new_empty(part.n, *self.shape))
         return self._folded(first, last)
 
     def owns(self, rows: Tensor) -> bool:
@@ -95,14 +98,17 @@ class Patches(Form):
         return rows.sum(1) if m > 1 else rows[:, 0]
 
     def _unfolds(self) -> bool:
-        """Small maps with many channels are faster as matrix products."""
-        g = self.geometry
-        if g.transposed or g.groups != 1 or self.x.dim() > 4 or self.dtype.is_complex:
+        """Few channels, and small maps with many, are faster as matrix products."""
+        g, (o, c), positions = self.geometry, self.shape[:2], self.grad.shape[2:].numel()
+        if g.transposed or g.groups != 1 or self.dtype.is_complex:
             return False
-        if any(k != s for k, s in zip(self.shape[2:], g.stride, strict=True)) or any(g.padding):
-            positions = self.grad.shape[2:].numel()
-            return positions <= 16 or (positions <= 64 and self.x.shape[1] >= 128)
-        return all(d == 1 for d in g.dilation)  # patches that do not overlap
+        if c <= 4 or (c <= 8 and o >= 64):
+            return True
+        if self.x.dim() <= 4 and positions <= 64:
+            if positions <= 16 or o >= 128 or (o >= 64 and c >= 256):
+                return True
+        apart = all(k == s for k, s in zip(self.shape[2:], g.stride, strict=True))
+        return apart and not any(g.padding) and all(d == 1 for d in g.dilation)
 
     def _outer(self, first: int, last: int) -> Outer:
         """As an Outer form over output positions (images of a sample are more positions)."""
@@ -119,7 +125,8 @@ class Patches(Form):
         if not self._unfolds() or out.dtype != self.dtype:
             return super().write(out)
         width = self.grad.shape[2:].numel() * self.images * self.size // max(self.shape[0], 1)
-        for first, last in spans(self.n, 4 * width):
+        room = min(_COLUMNS, self.nbytes())
+        for first, last in spans(self.n, self.dtype.itemsize * width, room):
             self._outer(first, last).write(out[first:last])
         return out
 

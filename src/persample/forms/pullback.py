@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -27,6 +28,10 @@ class Pullback(Mapped):
     def of(self, form: Form) -> Pullback:
         """The same derivative for another form."""
         return Pullback(form, self.edge, self.parameter, self.derived)
+
+    def map(self) -> Hashable:
+        """Where the derived tensor comes from."""
+        return Pullback, id(self.edge.node), self.edge.output_nr, self.form.shape, self.derived
 
     def row_bytes(self) -> int:
         """A row of the derived tensor and one of the parameter."""

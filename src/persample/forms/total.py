@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Hashable
 
 import torch
 from torch import Tensor
 
+from .apart import Apart, side_by_side
 from .cost import Plan
 from .dense import Dense
 from .form import Form, wide
 from .guard import restored, scaled
 from .joint import Joint, joined
+from .mapped import Mapped
 from .outer import Outer
 from .part import Part
 from .rows import Rows, concatenated_rows
@@ -203,8 +206,13 @@ def total(forms: list[Form]) -> Form:
     tables: list[Rows] = []
     dense: list[Dense] = []
     joint: list[Joint] = []
+    apart: dict[int, list[Form]] = {}
+    mapped: dict[Hashable, list[Mapped]] = {}
     for form in forms:
-        if isinstance(form, Outer):
+        if isinstance(form, Apart):
+            for i, part in form.parts.items():
+                apart.setdefault(i, []).append(part)
+        elif isinstance(form, Outer):
             key = (form.left.shape[1], form.left.shape[3], form.right.shape[3])
             outers.setdefault(key, []).append(form)
         elif isinstance(form, Rows):
@@ -213,6 +221,8 @@ def total(forms: list[Form]) -> Form:
             dense.append(form)
         elif isinstance(form, Joint):
             joint.append(form)
+        elif isinstance(form, Mapped):
+            mapped.setdefault(form.map(), []).append(form)
         else:
             merged.append(form)
     for group in outers.values():
@@ -221,8 +231,14 @@ def total(forms: list[Form]) -> Form:
         merged.append(tables[0] if len(tables) == 1 else concatenated_rows(tables))
     if dense:
         merged.append(dense[0] if len(dense) == 1 else Dense(added([d.values for d in dense])))
+    for alike in mapped.values():
+        sums = alike[0].of(total([f.form for f in alike])) if len(alike) > 1 else alike[0]
+        merged.append(sums)
     if joint:
         merged.append(joined(joint))
+    if apart:
+        own = {i: total(parts) for i, parts in sorted(apart.items())}
+        merged.append(side_by_side(own, forms[0].n))
     return merged[0] if len(merged) == 1 else Total(merged)
 
 

@@ -135,11 +135,9 @@ def addmm(call: Call) -> Result:
         operands = [(a, [None, 0, None]), (b, [None, None, 1])]
     else:
         operands = product(call, a, b, out)
-    layout = call.layout(base)
-    others = {key: v for key, v in call.layouts.items() if key != id(base)}
+    layout, factors = call.layout(base), {id(a), id(b)}
+    others = {key: v for key, v in call.layouts.items() if key != id(base) or key in factors}
     inner = Call(call.name, call.func, call.args, call.kwargs, out, others, call.n)
-    if base is a or base is b:
-        raise Mixing("the same tensor is added and multiplied")
     result = gathered(inner, operands, out)
     if layout is None:
         return result

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from ..errors import Mixing
-from ..layout import Layout, align, explicit, ids_of, merge, remap, squeeze_colours
+from ..layout import Layout, align, explicit, ids_of, merge, remap
 from .call import Call, Result, axes, carry
 from .movement import probed
+from .reshaping import squeeze_colours
 from .table import rule
 
 Index = tuple[Any, ...]

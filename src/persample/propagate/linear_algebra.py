@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..errors import Mixing
 from ..layout import Layout
 from .call import Call, Result, carry, trailing
 from .table import rule
@@ -19,7 +18,7 @@ _RESULTS: dict[str, tuple[int, ...]] = {
     "linalg_eigh": (1, 2), "linalg_eigvalsh": (1,), "linalg_eig": (1, 2), "linalg_eigvals": (1,),
     "linalg_lu": (2, 2, 2), "linalg_lu_factor": (2, 1), "linalg_matrix_rank": (0,),
     "linalg_cond": (0,), "cholesky_inverse": (2,), "linalg_cholesky_ex": (2, 0),
-    "linalg_inv_ex": (2, 0), "linalg_lu_factor_ex": (2, 1, 0),
+    "linalg_inv_ex": (2, 0), "linalg_lu_factor_ex": (2, 1, 0), "lu": (2, 1, 0),
 }  # fmt: skip
 
 
@@ -32,8 +31,17 @@ def matrix_function(call: Call) -> Result | list[Result]:
         return carry(call, [(x, trailing(x, 2))], call.out, trailing(call.out, cores[0]))
     return [
         carry(call, [(x, trailing(x, 2))], out, trailing(out, core))
-        for out, core in zip(call.out, cores, strict=True)
+        for out, core in zip(call.out, cores[: len(call.out)], strict=True)
     ]
+
+
+@rule("linalg_lu_solve lu_solve lu_unpack")
+def of_pivots(call: Call) -> Result | list[Result]:
+    """Batches of matrices, and of the rows that were exchanged in them."""
+    given = [(t, trailing(t, 2 if t.is_floating_point() else 1)) for t in call.tensors()]
+    if isinstance(call.out, Tensor):
+        return carry(call, given, call.out, trailing(call.out, 2))
+    return [carry(call, given, out, trailing(out, 2)) if out.numel() else None for out in call.out]
 
 
 @rule("linalg_solve linalg_solve_ex")
@@ -76,12 +84,13 @@ def least_squares(call: Call) -> list[Result]:
 
 
 @rule("linalg_solve_triangular cholesky_solve triangular_solve linalg_householder_product")
-def triangular(call: Call) -> Result:
+def triangular(call: Call) -> Result | list[Result]:
     """Two batches of matrices."""
     a, b = call.args[0], call.args[1]
     core = 1 if call.name == "linalg_householder_product" else 2
-    if not isinstance(call.out, Tensor):
-        raise Mixing(f"{call.name} is deprecated")
+    if not isinstance(call.out, Tensor):  # the solution, and a copy of the matrices
+        pairs = [(a, trailing(a, 2)), (b, trailing(b, 2))]
+        return [carry(call, pairs, out, trailing(out, 2)) for out in call.out]
     side: Layout | None = None
     if call.name == "linalg_solve_triangular":
         side = _own_sides(call, a, b, call.out, left=call.kwargs.get("left", True))

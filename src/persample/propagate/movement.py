@@ -10,9 +10,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from ..errors import Mixing
-from ..layout import Layout, align, explicit, ids_of, remap, squeeze_colours
-from ..layout import reshape as reshape_layout
+from ..layout import Layout, align, explicit, ids_of, remap
 from .call import Call, Result, axes, carry
+from .reshaping import reshape as reshape_layout
+from .reshaping import squeeze_colours
 from .table import rule
 
 

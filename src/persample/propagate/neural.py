@@ -87,9 +87,9 @@ def fractional(call: Call) -> Result:
     """The random offsets are drawn for each sample of axis 0."""
     if call.arg(0, "input").dim() != (4 if call.name.endswith("2d") else 5):
         raise Mixing("fractional pooling of an unbatched input")
-    x, out = call.arg(0, "input"), call.out[0]
-    core = set(range(1, x.dim()))
-    return carry(call, [(x, core)], out, core)
+    out = call.out if isinstance(call.out, Tensor) else call.out[0]
+    operands = [(t, set(range(1, t.dim()))) for t in call.tensors()]
+    return carry(call, operands, out, set(range(1, out.dim())))
 
 
 @rule("channel_shuffle native_channel_shuffle")
@@ -115,12 +115,14 @@ def layer_norm(call: Call) -> Result | list[Result]:
     return [carry(call, [(x, core)], o, core) if o.dim() == x.dim() else None for o in call.out]
 
 
-@rule("group_norm")
-def group_norm(call: Call) -> Result:
+@rule("group_norm native_group_norm")
+def group_norm(call: Call) -> Result | list[Result]:
     """Within each sample of axis 0."""
     x = call.arg(0, "input")
-    core = set(range(1, x.dim()))
-    return carry(call, [(x, core)], call.out, core)
+    operands = [(x, set(range(1, x.dim())))]
+    if isinstance(call.out, Tensor):
+        return carry(call, operands, call.out, operands[0][1])
+    return [carry(call, operands, out, set(range(1, out.dim()))) for out in call.out]
 
 
 @rule("instance_norm")

@@ -7,8 +7,9 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import Mixing, Reason, here
-from ..layout import Additive, Layout, Mixed, explicit, ids_of, squeeze_colours
+from ..layout import Additive, Layout, Mixed, explicit, ids_of
 from .call import Call, Result, axes, carry, elementwise
+from .reshaping import squeeze_colours
 from .table import rule
 
 # name -> (position of dim, names of dim)
@@ -41,13 +42,12 @@ def _dims(call: Call, position: int, *names: str) -> set[int]:
 def total(call: Call) -> Result:
     """Over the samples these give a sum over samples (divided by a count that is public)."""
     dims = _dims(call, 1)
-    x = call.arg(0, "input", "self")
-    layout = call.layout(x)
-    if layout is not None and any(d in dims for d in layout.axes):
-        if call.name in ("nanmean",):
-            raise Mixing("nanmean over samples divides by a count taken from the whole batch")
+    try:
+        return reduced(call, dims)
+    except Mixing:
+        if call.name == "nanmean":
+            raise Mixing("nanmean over samples divides by a count of the whole batch") from None
         return Additive()
-    return reduced(call, dims)
 
 
 @rule("sum_to_size", linear=True)
@@ -134,7 +134,7 @@ def along(call: Call, dims: set[int]) -> Layout | None:
 
 @rule(
     "cumsum cumprod cummax cummin logcumsumexp softmax log_softmax special_softmax "
-    "special_log_softmax _softmax _log_softmax"
+    "special_log_softmax _softmax _log_softmax _safe_softmax"
 )
 def scan(call: Call) -> Result:
     """One axis, named by the second argument."""

@@ -46,6 +46,9 @@ def propagate(
     except Mixing as mixing:
         if _adds_numbers(operator, call):
             return _sum_of(coloured)
+        alone = _alone(layouts) if plain and not operator.constant else None
+        if alone is not None:
+            return _of_one(out, alone)
         return Mixed(reason(operator, call, mixing))
 
 
@@ -56,9 +59,25 @@ def _single(out: Any, coloured: Coloured) -> Result | list[Result]:
             return state
     if all(isinstance(state, Constant) for _, state in coloured):
         return None
-    found = outputs(out)
+    return _of_one(out, 0)
+
+
+def _alone(layouts: dict[int, Layout]) -> int | None:
+    """The sample that all arguments belong to as a whole, like ``x[3]``."""
+    found: set[int] = set()
+    for layout in layouts.values():
+        if layout.ids is None:
+            return None
+        found.update(layout.ids.unique().tolist())
+    found.discard(-1)
+    return found.pop() if len(found) == 1 else None
+
+
+def _of_one(out: Any, sample: int) -> Result | list[Result]:
+    """Every result belongs to one sample."""
     return [
-        Layout(0, 1, torch.zeros((1,) * t.dim(), dtype=torch.long, device=t.device)) for t in found
+        Layout(0, 1, torch.full((1,) * t.dim(), sample, dtype=torch.long, device=t.device))
+        for t in outputs(out)
     ]
 
 

@@ -79,6 +79,10 @@ def _forms(
     grad, layout = firing.grads[0], use.out_layouts[0]
     if grad is None or grad.is_complex() or any(o.value is x for o in use.operands):
         raise Unsuited
+    if x.dim() != weight.dim():  # an image without a batch
+        if n != 1:
+            raise Unsuited
+        x, grad = x.unsqueeze(0), grad.unsqueeze(0)
     ordered, images = _images(grad.contiguous(), layout, n)
     found: Forms = []
     for operand in use.operands:

@@ -110,14 +110,16 @@ def instance_norm(use: Use, firing: Firing, n: int) -> Forms:
 
 @rule("batch_norm")
 def batch_norm(use: Use, firing: Firing, n: int) -> Forms:
-    """With running statistics (training mode has been refused)."""
+    """With running statistics; in training mode all that is normalised is one sample's."""
     x, weight, _, mean, var, training, _, eps = use.bind(
         firing, "input", "weight", "bias", "running_mean", "running_var", "training", "momentum",
         "eps",
     )  # fmt: skip
-    if training:
-        raise Unsuited
-    return _channels(use, weight, _fixed(x, mean, var, eps), _only(firing), n)
+    if training:  # running statistics have been updated, once
+        normalised = F.batch_norm(x, None, None, training=True, eps=eps)
+    else:
+        normalised = _fixed(x, mean, var, eps)
+    return _channels(use, weight, normalised, _only(firing), n)
 
 
 def _grouped(

@@ -20,6 +20,8 @@ def by_sample(x: Tensor, layout: Layout, n: int, keep: int) -> Tensor:
     if layout.ids is not None:
         if any(d >= lead for d in layout.axes) or lead <= 0:
             raise Unsuited
+        if n == 1 and layout.ids.numel() == 1:
+            return x.reshape(1, -1, *x.shape[lead:])
         return _ragged(x, layout, n, lead)
     axis, inner = layout.axis, layout.inner
     if axis >= lead:
