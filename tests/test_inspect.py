@@ -150,6 +150,29 @@ def test_wrong_options(options: dict[str, Any], message: str) -> None:
         report(**options)
 
 
+def test_batches_of_a_class_of_ones_own() -> None:
+    class Batch:
+        def __init__(self, x: Tensor, y: Tensor) -> None:
+            self.x, self.y = x, y
+
+    class Inside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net()
+
+        def forward(self, batch: Batch) -> Tensor:
+            found: Tensor = self.net(batch.x)
+            return found
+
+    def each(model: nn.Module, batch: Batch) -> Tensor:
+        return F.cross_entropy(model(batch), batch.y, reduction="none")
+
+    found = persample.inspect(Inside(), each, [Batch(*b) for b in blobs()], progress=False)
+    torch.testing.assert_close(found.norms, report().norms)
+    assert found.verification is None
+    assert "cannot be exchanged" in found.collected.unverified
+
+
 @pytest.mark.parametrize("k", [-1, "5", 2.0, True])
 def test_wrong_lengths_of_lists(k: Any) -> None:
     found = report()
