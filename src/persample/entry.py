@@ -40,6 +40,9 @@ def record(
     >>> tape.grads()["weight"].shape
     torch.Size([2, 1, 3])
 
+    Graphs made inside the block give parameters no ``.grad``, not even by ``losses.backward()``:
+    :meth:`Tape.set_grad` writes it.
+
     ``n``: number of samples (else the first input tells). ``dim``: the axis of the samples in the
     model's inputs. ``constants``: inputs that hold no samples although a size matches, by name,
     position or tensor. ``sample_ids``: the sample of every input row (needs ``n``). ``params``:
