@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -161,3 +163,59 @@ def test_joined_pairs_are_explained(unproven: str) -> None:
     with persample.record(model, n=5, sample_ids=torch.arange(10) % 5) as tape:
         tape.backward(losses())
     assert relative_error(tape.grads(), native(model, losses())) < 1e-10
+
+
+class Scaled(torch.autograd.Function):
+    """x ⊙ w; its backward returns the weight's gradient by ``give``."""
+
+    buffer = torch.zeros(4, dtype=torch.float64)
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, give: str) -> Tensor:
+        ctx.save_for_backward(x, w)
+        ctx.give, ctx.total, ctx.runs = give, torch.zeros_like(w), 0
+        return x * w
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, w = ctx.saved_tensors
+        found = (grad * x).sum(0)
+        ctx.total += found
+        ctx.runs += 1
+        if ctx.give == "one buffer":
+            found = Scaled.buffer.copy_(found)
+        elif ctx.give == "a running sum":
+            found = ctx.total
+        elif ctx.give == "a count":
+            found = found * ctx.runs
+        return grad * w, found, None
+
+
+class Scaling(nn.Module):
+    def __init__(self, give: str) -> None:
+        super().__init__()
+        self.first, self.give = nn.Linear(4, 4), give
+        self.w = nn.Parameter(torch.rand(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = Scaled.apply(self.first(x).tanh(), self.w, self.give)
+        return out.sum(1)
+
+
+def test_a_function_that_returns_one_buffer_is_copied() -> None:
+    model = Scaling("a tensor").double()
+    expected = native(model, model(X))
+    model.give = "one buffer"
+    with persample.record(model, unproven="loop") as tape:
+        tape.backward(model(X))
+    assert relative_error(tape.grads(), expected) < 1e-10
+
+
+@pytest.mark.parametrize("give", ["a running sum", "a count"])
+def test_a_function_that_keeps_a_state_is_refused(give: str) -> None:
+    model = Scaling(give).double()
+    with (
+        pytest.raises(persample.VerificationError, match="is another one the second time"),
+        persample.record(model, unproven="loop") as tape,
+    ):
+        tape.backward(model(X))

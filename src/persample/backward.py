@@ -11,11 +11,13 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, _engine_run_backward
 
 from .conditions import recast, uncast
+from .entries import exchanged
 from .errors import LOOP, MissedUseError, PersampleError, UsageError
 from .forms import Form, within
 from .lean import Visitor
 from .loop import disagreement, one_by_one, reference_of
-from .proof import prove
+from .nodes import leaves_of
+from .proof import expect_history, prove
 from .requests import number, shown
 
 if TYPE_CHECKING:
@@ -48,7 +50,6 @@ def tape_backward(
                 fix="compute the losses in float32 (autocast does), or take a smaller scale",
             )
         seed = torch.full_like(losses, factor)
-        expect_no_hooks(recorder)
     checked_backward(recorder, losses, seed, factor, retain_graph)
 
 
@@ -63,12 +64,24 @@ def expect_no_hooks(recorder: Recorder) -> None:
             )
 
 
+def _expect_one_tensor(recorder: Recorder, losses: Tensor) -> None:
+    """The native graph tells which of the tensors in a parameter's slot the losses depend on."""
+    for leaf in leaves_of(losses.grad_fn) if losses.grad_fn is not None else ():
+        name = recorder.parameters.stand(leaf)
+        if name is not None:
+            raise exchanged(None, name)
+
+
 def checked_backward(
     recorder: Recorder, losses: Tensor, seed: Tensor, factor: float, retain_graph: bool
 ) -> None:
     """Back-propagate proven losses, and prove afterwards that nothing was missed."""
     ledger = recorder.tape._ledger
     with torch._C.DisableTorchFunction():
+        expect_no_hooks(recorder)
+        expect_history(recorder, losses)
+        if recorder.native and recorder.parameters.exchanged:
+            _expect_one_tensor(recorder, losses)
         recorder.inputs.guess.expect_agreement(losses, recorder.n)
         try:
             scalar, coupled = prove(recorder, losses)
@@ -89,6 +102,8 @@ def checked_backward(
     # second derivatives pass no taps: that they are missing says nothing against the proof
     proven = trouble is None and (recorder.second_order or ledger.looped is not None)
     if trouble is None:
+        with torch._C.DisableTorchFunction():
+            ledger.remember_values()
         ledger.backwards += 1
         ledger.scalar = ledger.scalar or scalar
         ledger.coupled = ledger.coupled or coupled
@@ -210,6 +225,7 @@ def revisit(
             why="a weighted or clipped sum frees the graph while it back-propagates",
             fix="ask for sums last, or tape.backward(losses, retain_graph=True)",
         )
+    ledger.expect_values()
 
     def chosen(name: str, form: Form) -> None:
         if name in names:

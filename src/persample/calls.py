@@ -10,13 +10,14 @@ from torch import Tensor
 
 from .engine import ENGINE, expect_reached, run_backward, run_grad, run_nested
 from .enter import entered, kept
+from .entries import own
 from .errors import Reason, here
 from .layout import CONSTANT, PURE, Additive, Layout, Mixed, State
-from .marks import EXCLUDED, SELECTED, Derived, Mark, same, version
+from .marks import EXCLUDED, SELECTED, Derived, Mark, same, unseen, version
 from .meeting import meet, not_per_sample
 from .nodes import graph_node
 from .parties import Coloured, Parties, Sorting
-from .propagate import Operator, collect, propagate
+from .propagate import SET_DATA, Operator, collect, propagate
 from .use import Lookup
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ class Calls:
                 self._leaves_its_module(args[0])
                 hook = self._custom.guarded(args[0], *args[1:], **kwargs)
                 return func(args[0], hook)  # type: ignore[no-untyped-call]
+            if operator.name == SET_DATA:
+                return self._exchange(func, *args)
         if operator.enter and func not in self.entering and not operator.straight(args, kwargs):
             return self._enter(func, args, kwargs)
         parties = self._sorted(operator, args, kwargs)
@@ -77,7 +80,8 @@ class Calls:
             bad = not_per_sample(operator, parties.coloured)
             if bad is not None:
                 out = func(*args, **kwargs)
-                self._store(operator, args[0] if operator.inplace else out, bad, parties.coloured)
+                result, written = args[0] if operator.inplace else out, operator.inplace
+                self._store(operator, result, bad, parties.coloured, written=written)
                 return out
         return meet(self, operator, func, args, kwargs, parties)
 
@@ -95,6 +99,17 @@ class Calls:
             fix = "compute it where it is used, or shard both modules as one group"
             reason = Reason("fully_shard", why, (tuple(tensor.shape),), here(), fix)
             self._marks.put(tensor, Mixed(reason))
+
+    def _exchange(self, func: Any, tensor: Tensor, value: Tensor) -> None:
+        """``tensor.data = value``: the samples are where the value has them, the graph is not."""
+        func(tensor, value)
+        known, state = self._table.get(id(tensor)), self.recorder.look(value)
+        if id(tensor) in self._slots or not isinstance(state, (Layout, Additive, Mixed)):
+            return
+        if known is None or not same(known.state, state):
+            if tensor.requires_grad:
+                state = unseen("its .data was exchanged for data with samples elsewhere")
+            self._marks.put(tensor, state)
 
     def _enter(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run a Python function of torch with the recorder watching its body.
@@ -157,13 +172,15 @@ class Calls:
         out = func(*args, **kwargs)
         result = args[0] if operator.inplace and args else out
         states = self.states(operator, func, seen, kwargs, result, parties)
-        if parties.key is not None and states.__class__ is Layout and result.__class__ is Tensor:
+        plain = parties.key is not None and states.__class__ is Layout
+        if plain and result.__class__ is Tensor and "out" not in kwargs:
             like = None
             if operator.aliasing:
                 like = self._memory(operator, result, parties.coloured[0][0])
             self._marks.put(result, states, like)
         else:
-            self._store(operator, result, states, parties.coloured)
+            written = operator.inplace or "out" in kwargs
+            self._store(operator, result, states, parties.coloured, written=written)
         return out
 
     def _derive(
@@ -209,12 +226,15 @@ class Calls:
         slot = self._slots.get(id(weight))
         if slot is None or slot.name is None or scale_grad_by_freq:
             return None
-        return Lookup(slot.name, indices, padding_idx, weight.shape, version(indices))
+        kept = own(indices, self.recorder.inputs.storages)
+        return Lookup(slot.name, kept, padding_idx, weight.shape, version(kept))
 
     # ------------------------------------------------------------------ what is known afterwards
 
-    def _store(self, operator: Operator, out: Any, states: Any, coloured: Coloured) -> None:
-        """Mark an operator's results."""
+    def _store(
+        self, operator: Operator, out: Any, states: Any, coloured: Coloured, *, written: bool
+    ) -> None:
+        """Mark an operator's results; ``written``: they were there before."""
         outs: list[Tensor] = []
         collect(out, outs)
         each = states if isinstance(states, list) else [states] * len(outs)
@@ -223,7 +243,7 @@ class Calls:
                 state = CONSTANT
             elif state is None and all(s is PURE for _, s in coloured):
                 state = PURE if _made(operator, tensor, {}) else None
-            if operator.inplace:
+            if written:
                 self._rewrite(tensor, state)
             elif state is not None:
                 self._marks.put(tensor, state, self._memory(operator, tensor, coloured[0][0]))
@@ -246,6 +266,7 @@ class Calls:
         base = out._base
         if operator.name == "data":
             self._custom.taken.lend(out)
+            self._marks.lend(out, source)
         if base is None:
             return self._table.get(id(source)) if operator.name == "detach" else None
         known = self._table.get(id(base))

@@ -43,6 +43,11 @@ def comes_back(expected: Tensor | None, tensors: Sequence[Tensor]) -> Tensor | N
     return torch.isclose(found, expected, rtol=1e-6, atol=0.0, equal_nan=True).all()
 
 
+def equal(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of one shape hold the same numbers, or none at the same places."""
+    return bool(((one == other) | (one.isnan() & other.isnan())).all())
+
+
 class RandomState:
     """The random generators' state before an operator that draws numbers."""
 

@@ -10,6 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import (
+    TorchFunctionMode,
+    _get_current_function_mode_stack,
+    _pop_mode,
+    _push_mode,
+)
 
 
 def _no(*_: Any) -> bool:
@@ -44,6 +50,25 @@ def entered(function: Callable[..., Any]) -> Callable[..., Any]:
     )
     copy.__kwdefaults__ = function.__kwdefaults__
     return copy
+
+
+def below(mode: TorchFunctionMode) -> list[TorchFunctionMode]:
+    """Take away the user's modes that are open, to be put :func:`above` this one again.
+
+    What they make of a call is seen then, as if they had been entered later.
+    """
+    modes: list[TorchFunctionMode] = []
+    while stack := _get_current_function_mode_stack():
+        if stack[-1] is mode or type(stack[-1]).__module__.split(".")[0] in ("torch", "persample"):
+            break
+        modes.append(_pop_mode())
+    return modes
+
+
+def above(modes: list[TorchFunctionMode]) -> None:
+    """Put modes back."""
+    for mode in reversed(modes):
+        _push_mode(mode)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .distributed import freed
-from .errors import MissedUseError, StaleError, UsageError, describe
+from .errors import MissedUseError, Place, StaleError, UsageError, describe
 from .forms import Dense, Form, Joint, Part, Replay
 from .forms.pullback import Pullback
 from .layout import Layout
@@ -41,6 +41,14 @@ class Entry:
         if form.__class__ is not Dense or self.firing is not None:
             self.watched = [*form.tensors(), *held(self.firing)]
             self.versions = versions(self.watched)
+
+    def relies(self, by_hand: Collection[Any]) -> bool:
+        """Whether an answer is computed from values of parameters when it is asked for."""
+        operand = self.operand
+        derived = operand.edge is not None and operand.lookup is None
+        if derived and operand.view is not None and not by_hand:
+            derived = False
+        return derived or self.firing is not None or isinstance(self.form, Replay)
 
     def overwritten(self) -> bool:
         """Whether somebody wrote into what is kept."""
@@ -175,10 +183,14 @@ def unowned(layout: Layout, grad: Tensor) -> bool:
 def expect_unchanged(operand: Operand) -> None:
     """Refuse an answer about a parameter that has been stepped since."""
     if operand.name is not None and version(operand.value) != operand.version:
-        raise StaleError(
-            f"the parameter {operand.name!r} was modified after it was recorded",
-            fix="ask the tape before optimizer.step()",
-        )
+        raise stepped(f"the parameter {operand.name!r}")
+
+
+def stepped(which: str) -> StaleError:
+    """A parameter is not what it was."""
+    return StaleError(
+        f"{which} was modified after it was recorded", fix="ask the tape before optimizer.step()"
+    )
 
 
 def expect_fitting(use: Use, forms: Any, n: int) -> None:
@@ -219,6 +231,17 @@ def gone(use: Use) -> UsageError:
         where=describe(use.place),
         why="fully_shard has freed their memory when its gradient arrives",
         fix="compute it in the module that uses it, or shard both as one group",
+    )
+
+
+def exchanged(place: Place | None, name: str) -> UsageError:
+    """A parameter's slot held two tensors."""
+    return UsageError(
+        f"two tensors were used as the parameter {name!r}",
+        where=describe(place),
+        why="torch.func.functional_call, or an assignment, exchanged it between two uses",
+        fix="record them one at a time; tensors computed from parameters inside the block are "
+        "followed",
     )
 
 

@@ -22,6 +22,7 @@ from .kinds import Kind, Template, tapped
 from .layout import Layout, State, ids_of
 from .marks import version
 from .nodes import nodes_of
+from .parameters import Slot
 from .propagate.facts import CUSTOM
 from .rules import Forms
 from .use import Firing, Operand, Use
@@ -44,7 +45,7 @@ class OfParameters:
         needed = [j for j, needs in enumerate(node.needs_input_grad) if needs]
         edges = [k for k, (into, _) in enumerate(node.next_functions) if into is not None]
         self.edges: dict[int, int] = {}
-        self._operands: list[tuple[int, str, GradientEdge | None]] = []
+        self._operands: list[tuple[int, str, Tensor, GradientEdge | None]] = []
         for k, j in zip(edges, needed, strict=True):
             into, number = node.next_functions[k]
             parameters = self._leaves(into)
@@ -53,19 +54,18 @@ class OfParameters:
                 edge = None if hasattr(into, "variable") else GradientEdge(into, number)
                 if edge is not None:
                     recorder.custom.derived.append(into)
-                self._operands += [(j, name, edge) for name in parameters if name is not None]
-        selected = recorder.parameters.selected
+                self._operands += [(j, name, p, edge) for name, p in parameters if name is not None]
         operands = [
-            Operand(j, selected[name].detach(), name, None, version(selected[name]))
-            for j, name, _ in self._operands
+            Operand(j, p.detach(), name, None, version(p), id(p))
+            for j, name, p, _ in self._operands
         ]
-        kind = Kind(CUSTOM, Template(None, 0, ()), [j for j, _, _ in self._operands], [], [])
+        kind = Kind(CUSTOM, Template(None, 0, ()), [o.position for o in operands], [], [])
         self.use = Use(recorder.tape_ref, kind, node.apply, [], operands, place, None, ())
         self.use.rule = self._rule
         if operands:
             recorder.tape._ledger.expect(self.use)
 
-    def _leaves(self, node: Any) -> list[str | None]:
+    def _leaves(self, node: Any) -> list[Slot]:
         """The parameters in which a graph ends; none where samples, or a user's code, may be in it.
 
         Samples and parameters meet in nodes of ours, or in those of other custom functions.
@@ -79,7 +79,8 @@ class OfParameters:
             for at in nodes
             if hasattr(at, "variable")
         ]
-        return [] if None in slots else [slot.name for slot in slots if slot is not None]
+        found = [slot for slot in slots if slot is not None]
+        return found if len(found) == len(slots) else []
 
     def fire(self, grads: Sequence[Tensor | None], states: dict[int, State]) -> str:
         """Take every sample's gradient before the node runs; why not, if it cannot be done."""
@@ -118,8 +119,7 @@ class OfParameters:
                 now.restore()  # its own run draws the same numbers
                 self._write(rows, self._apply(own), i, n)
         self._rows = rows
-        selected = self._recorder.parameters.selected
-        return [_rows_of(rows.get(j), edge, selected[name]) for j, name, edge in self._operands]
+        return [_rows_of(rows.get(j), edge, p) for j, _, p, edge in self._operands]
 
     def _write(self, rows: dict[int, Tensor], found: tuple[Any, ...], i: int, n: int) -> None:
         """A copy of one sample's gradients: a function may return the same memory every time."""

@@ -67,6 +67,7 @@ class Inputs(Declared):
         self.seen: list[Seen] = []
         self.guess = Guess(dim)
         self.storages: set[int] = set()
+        self.kept: list[Tensor] = []  # where they are needed again: lean recordings
         self._gate = Gate(self._before)
         self._guessed: dict[int, Tensor] = {}
         self._hooked: list[nn.Module] = []
@@ -159,6 +160,8 @@ class Inputs(Declared):
             tensor = value.data if isinstance(value, PackedSequence) else value
             if tensor.layout is torch.strided:
                 self.storages.add(tensor.untyped_storage().data_ptr())
+                if self.recorder.lean:
+                    self.kept.append(tensor)
             self.recorder.custom.expose(tensor)
             self._mark(path, value)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,12 +15,14 @@ from .entries import (
     Entry,
     attached,
     changed,
+    exchanged,
     expect_fitting,
     forget_lookups,
     gone,
     nobodys,
     own,
     sources,
+    stepped,
     table_behind,
     unowned,
     written_out,
@@ -29,8 +31,10 @@ from .errors import PersampleError, Reason, UsageError, describe
 from .explain import Measure, measured
 from .forms import Form, within
 from .lean import Lean, Visitor
+from .nodes import leaves_of
 from .rules import RULES, Forms, OfTable, Unsuited, generic
 from .use import Firing, Operand, Use
+from .values import Values
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -59,12 +63,14 @@ class Intake:
         self._watched: dict[str, Operand] = {}
         self._cache: dict[str, Form] = {}
         self.returned: list[tuple[Use, Tensor]] = []
+        self.relies = False  # whether answers are computed from values of parameters
+        self.values: Values | None = None
 
     def clear(self) -> None:
         """Let go of all factors."""
         self.entries.clear()
         self._cache.clear()
-        self.looped = None
+        self.looped = self.values = None
         if self.lean is not None:
             self.lean.clear()
 
@@ -143,6 +149,8 @@ class Intake:
             if layout.ids is not None and grad is not None and unowned(layout, grad):
                 self.trouble = self.trouble or nobodys(use)
                 return
+        if recorder.parameters.exchanged and self._exchanged(use):
+            return
         if recorder.custom.by_hand:
             forget_lookups(use, recorder.custom.by_hand)
         forms, name = self.forms_of(use, firing, recorder.n or 0)
@@ -162,6 +170,20 @@ class Intake:
                 self._hand(entry)
             else:
                 self._spread(entry)
+
+    def _exchanged(self, use: Use) -> bool:
+        """Whether this use was of another tensor than the one that stands for its parameter."""
+        for operand in use.operands:
+            operand.sources = None  # another tensor may have been in the slot then
+            ends: Sequence[Tensor | int] = [operand.owner]
+            if operand.edge is not None:
+                ends = leaves_of(operand.edge.node)
+            for end in ends:
+                name = self.recorder.parameters.stand(end)
+                if name is not None:
+                    self.trouble = self.trouble or exchanged(use.place, name)
+                    return True
+        return False
 
     def _spread(self, entry: Entry) -> None:
         """An entry of parameters that other processes may hold, too."""
@@ -184,6 +206,7 @@ class Intake:
         else:
             entry.keep()
             self.entries.append(entry)
+            self.relies = self.relies or entry.relies(self.recorder.custom.by_hand)
 
     def _ask(self, lean: Lean, entry: Entry) -> None:
         """A lean recording asks now and keeps nothing."""
@@ -195,6 +218,22 @@ class Intake:
         with within(self.recorder.budget):
             for parameter, part in self.attached(entry, self._selected):
                 lean.take(parameter, part)
+
+    def remember_values(self) -> None:
+        """A backward pass is over: what answers are computed from must not change any more."""
+        spread = self.recorder.spread
+        if self.values is None and (spread is None or not spread.sharded):
+            if self.relies or (self.lean is not None and self.lean.root is not None):
+                slots = self.recorder.parameters.slots.values()
+                self.values = Values([*(s.tensor for s in slots), *self.recorder.inputs.kept])
+
+    def expect_values(self) -> None:
+        """Refuse an answer that would be computed from parameters that were stepped.
+
+        A lean recording also runs over its inputs again.
+        """
+        if self.values is not None and self.values.changed():
+            raise stepped("a parameter" if self.lean is None else "a parameter or an input")
 
     def expect_what_was_saved(self) -> None:
         """Compare what came back in backward with what was saved: one look for all uses."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -19,6 +20,7 @@ from .errors import MissedUseError
 from .forms import Dense, Form, Joint, real, total, wide
 from .marks import version
 from .queries import projected, spread
+from .values import Values
 
 Visitor = Callable[[str, Form], None]
 
@@ -41,6 +43,18 @@ class Ahead:
     again: bool = True
 
 
+class Along(NamedTuple):
+    """A direction that the first pass took dots with."""
+
+    direction: Tensor
+    version: int
+    values: Values
+
+    def untouched(self) -> bool:
+        """Whether nobody wrote to it since."""
+        return version(self.direction) == self.version and not self.values.changed()
+
+
 @dataclass(slots=True)
 class Lean:
     """The state of a lean recording."""
@@ -52,7 +66,7 @@ class Lean:
     sq_norms: dict[str, Tensor] = field(default_factory=dict)
     sq_bounds: dict[str, Tensor] = field(default_factory=dict)
     dots: dict[str, Tensor] = field(default_factory=dict)
-    along: dict[str, tuple[Tensor, int]] = field(default_factory=dict)  # directions, versions
+    along: dict[str, Along] = field(default_factory=dict)
     projections: list[Tensor] = field(default_factory=list)
     squares: dict[str, Tensor] = field(default_factory=dict)
     sums: dict[str, Tensor] = field(default_factory=dict)
@@ -114,7 +128,7 @@ class Lean:
         if self.ahead.direction is not None:
             direction = self.ahead.direction[name]
             self.dots[name] = form.dot(direction.detach())
-            self.along[name] = direction, version(direction)
+            self.along[name] = Along(direction, version(direction), Values([direction]))
         if self.ahead.projection is not None:
             found = projected(name, form, *self.ahead.projection)
             self.projections[:] = [p + found for p in self.projections] or [found]
@@ -141,8 +155,8 @@ class Lean:
     def knows(self, direction: Mapping[str, Tensor], names: Collection[str]) -> bool:
         """Whether the first pass took dots with this very direction, not written to since."""
         return self.ahead.direction is not None and all(
-            direction[name] is tensor and version(tensor) == seen
-            for name, (tensor, seen) in self.along.items()
+            direction[name] is seen.direction and seen.untouched()
+            for name, seen in self.along.items()
             if name in names
         )
 

@@ -83,7 +83,7 @@ class Ledger(Intake):
             )
 
     def expect_forms(self) -> None:
-        """Refuse questions that look at a gradient more than once, where nothing is kept."""
+        """Refuse questions to forms where nothing is kept, or where they hold no more."""
         self.ready()
         if self.lean is not None:
             raise UsageError(
@@ -91,6 +91,7 @@ class Ledger(Intake):
                 why="cross() and positions() need both factors of every use at once",
                 fix="record(model) without lean=True",
             )
+        self.expect_values()
 
     def forms(self, names: Iterable[str]) -> dict[str, Form]:
         """One form per parameter that received a gradient."""

@@ -11,7 +11,7 @@ from .conditions import tolerance
 from .enter import entered
 from .errors import UsageError, VerificationError
 from .layout import Layout, ids_of
-from .nodes import nodes_of
+from .nodes import nodes_of, own_functions
 from .proof import rows_of_a_sample
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ _grad = entered(torch.autograd.grad)
 
 
 def _gradient(
-    recorder: Recorder, losses: Tensor, seed: Tensor, *, retain_graph: bool
+    recorder: Recorder, losses: Tensor, seed: Tensor, *, retain: bool
 ) -> list[Tensor | None]:
     """Autograd's gradient by every recorded parameter.
 
@@ -36,7 +36,7 @@ def _gradient(
     ledger.muted = True
     try:
         with recorder.watching(), torch.autograd.set_multithreading_enabled(False):
-            found = list(_grad(losses, wanted, seed, retain_graph=retain_graph, allow_unused=True))
+            found = list(_grad(losses, wanted, seed, retain_graph=retain, allow_unused=True))
     except TypeError as error:  # torch.cond traces its branches in backward
         raise UsageError(
             "an operator's backward cannot run while it is recorded",
@@ -56,25 +56,17 @@ def _gradient(
 
 def one_by_one(recorder: Recorder, losses: Tensor, *, retain_graph: bool) -> None:
     """The gradient of each loss by its own backward pass through the whole graph."""
-    n = _expect_vector(recorder, losses)
-    selected, ledger = recorder.parameters.selected, recorder.tape._ledger
-    rows = _followed_before(recorder, n)
-    for i in range(n):
-        with torch._C.DisableTorchFunction():
-            seed = torch.zeros_like(losses)
-            seed[i] = 1
-        found = _gradient(recorder, losses, seed, retain_graph=retain_graph or i < n - 1)
-        with torch._C.DisableTorchFunction():
-            for name, g in zip(selected, found, strict=True):
-                if g is not None:
-                    rows[name][i] += g
+    _expect_vector(recorder, losses)
+    ledger, before = recorder.tape._ledger, _followed_before(recorder)
+    rows = _rows(recorder, losses, retain_graph=retain_graph)
     ledger.clear()
-    ledger.looped = rows
+    with torch._C.DisableTorchFunction():
+        ledger.looped = {k: before[k] + new if k in before else new for k, new in rows.items()}
     ledger.backwards += 1
 
 
-def _expect_vector(recorder: Recorder, losses: Tensor) -> int:
-    """Refuse what is not one loss for each sample; how many there are."""
+def _expect_vector(recorder: Recorder, losses: Tensor) -> None:
+    """Refuse what is not one loss for each sample."""
     if losses.dim() != 1:
         raise UsageError(
             f"one loss per sample is needed, got shape {tuple(losses.shape)}",
@@ -88,20 +80,60 @@ def _expect_vector(recorder: Recorder, losses: Tensor) -> int:
             why=f"the model's inputs have {recorder.n} rows",
             fix=rows_of_a_sample(losses, recorder.n) or "record(..., n=...), one loss for each",
         )
-    return recorder.n
 
 
-def _followed_before(recorder: Recorder, n: int) -> dict[str, Tensor]:
-    """Every parameter's rows of earlier backward passes, or zeros, to be added to."""
+def _followed_before(recorder: Recorder) -> dict[str, Tensor]:
+    """Rows of earlier backward passes, looped or followed."""
     selected, ledger = recorder.parameters.selected, recorder.tape._ledger
+    if ledger.looped is not None or not ledger.entries:
+        return ledger.looped or {}
     with torch._C.DisableTorchFunction(), torch.no_grad():
-        if ledger.looped is not None:
-            return {name: rows.clone() for name, rows in ledger.looped.items()}
-        known = ledger.forms(selected) if ledger.entries else {}
-        return {
-            name: known[name].fresh() if name in known else p.detach().new_zeros((n, *p.shape))
-            for name, p in selected.items()
-        }
+        return {name: form.fresh() for name, form in ledger.forms(selected).items()}
+
+
+def _rows(recorder: Recorder, losses: Tensor, *, retain_graph: bool) -> dict[str, Tensor]:
+    """Every loss's gradient, copied: a function may return the same memory every time.
+
+    Code of the user's own may also keep a state between runs: then the first does not come back.
+    """
+    selected, count = recorder.parameters.selected, losses.shape[0]
+    with torch._C.DisableTorchFunction():
+        rows = {k: p.detach().new_zeros((count, *p.shape)) for k, p in selected.items()}
+    again = count > 0 and (recorder.custom.exposed or own_functions())
+    for i in range(count):
+        last = i == count - 1 and not again
+        found = _gradient(recorder, losses, _only(losses, i), retain=retain_graph or not last)
+        with torch._C.DisableTorchFunction():
+            for name, g in zip(selected, found, strict=True):
+                if g is not None:
+                    rows[name][i] = g
+    if again:
+        found = _gradient(recorder, losses, _only(losses, 0), retain=retain_graph)
+        with torch._C.DisableTorchFunction():
+            _expect_the_same({name: r[0] for name, r in rows.items()}, found, narrowest(losses))
+    return rows
+
+
+def _only(losses: Tensor, i: int) -> Tensor:
+    with torch._C.DisableTorchFunction():
+        seed = torch.zeros_like(losses)
+        seed[i] = 1
+        return seed
+
+
+def _expect_the_same(
+    first: dict[str, Tensor], found: list[Tensor | None], dtype: torch.dtype
+) -> None:
+    for (name, row), g in zip(first.items(), found, strict=True):
+        now = torch.zeros_like(row) if g is None else g
+        top = torch.maximum(row.abs(), now.abs()).nan_to_num(0.0, 0.0, 0.0).sum()
+        if bool(((row - now).abs() > tolerance(dtype) * top).any()):
+            raise VerificationError(
+                f"the first sample's gradient of {name!r} is another one the second time",
+                why="a custom function or a hook keeps a state between backward passes, or draws "
+                "random numbers in them",
+                fix="keep what backward needs in ctx as forward left it",
+            )
 
 
 def reference_of(recorder: Recorder, losses: Tensor) -> tuple[Tensor, list[Tensor | None]]:
@@ -113,11 +145,11 @@ def reference_of(recorder: Recorder, losses: Tensor) -> tuple[Tensor, list[Tenso
             losses.device
         )
         seed = _weights(recorder, losses, recorder.look(losses), c)
-    found = _gradient(recorder, losses, seed, retain_graph=True)
+    found = _gradient(recorder, losses, seed, retain=True)
     with torch._C.DisableTorchFunction():
         before = ledger.reference or [None] * len(found)
         ledger.reference = [
-            a if b is None else b if a is None else a + b
+            a if b is None else b.clone() if a is None else a + b
             for a, b in zip(before, found, strict=True)
         ]
     return c, ledger.reference

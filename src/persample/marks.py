@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from .errors import LOOP, Reason, here
-from .layout import Layout, Mixed, State, closed
+from .layout import Additive, Layout, Mixed, State, closed
 from .use import Lookup
 
 
@@ -109,12 +109,13 @@ class Marks:
     object and comes back as another one: there, ``memories`` knows it by its memory.
     """
 
-    __slots__ = ("_forget", "memories", "n", "table")
+    __slots__ = ("_forget", "_lent", "memories", "n", "table")
 
     def __init__(self) -> None:
         self.table: dict[int, Mark] = {}
         self.n: int | None = None
         self.memories: list[Memory] | None = None  # a list while a backward pass runs
+        self._lent: dict[int, tuple[weakref.ref[Tensor], Mark]] = {}
         table = self.table
 
         def forget(ref: Any) -> None:
@@ -140,10 +141,33 @@ class Marks:
             mark.epoch = family.epoch
         if self.memories is not None and isinstance(state, Layout) and _has_memory(tensor):
             storage = StorageWeakRef(tensor.untyped_storage())
-            self.memories.append(Memory(storage, _view(tensor), state))
+            self.memories.append(Memory(storage, view(tensor), state))
+
+    def lend(self, alias: Tensor, source: Tensor) -> None:
+        """``.data`` shares memory with its tensor, but counts writes for itself."""
+        lender = self._lender(source) or self.table.get(id(source))
+        if lender is not None:
+            self._lent[id(alias)] = weakref.ref(alias), lender
+
+    def _lender(self, tensor: Tensor) -> Mark | None:
+        alias, lender = self._lent.get(id(tensor), (None, None))
+        return lender if alias is not None and alias() is tensor else None
+
+    def _tell(self, tensor: Tensor) -> None:
+        """Memory was written to that others know by ``.data``, or that was known by it."""
+        base = tensor if tensor._base is None else tensor._base
+        lender = self._lender(base) or self.table.get(id(base))
+        if lender is None:
+            return
+        lender.family.epoch += 1
+        for key, (alias, other) in self._lent.items():
+            if other.family is lender.family and alias() is not None and key in self.table:
+                self.table[key].family.epoch += 1
 
     def rewrite(self, tensor: Tensor, state: State | Derived, changed: bool) -> None:
         """An operator seen by the recorder wrote into the tensor."""
+        if self._lent and changed and isinstance(state, (Layout, Additive, Mixed)):
+            self._tell(tensor)
         known = self.table.get(id(tensor))
         if known is not None and changed:
             known.family.epoch += 1
@@ -187,12 +211,12 @@ class Marks:
         """The state of a live tensor that is the same memory seen the same way."""
         if not _has_memory(tensor):
             return None
-        wanted = _view(tensor)
+        wanted = view(tensor)
         for mark in list(self.table.values()):
             other = mark()
             if other is None or not isinstance(mark.state, Layout) or not _has_memory(other):
                 continue
-            if _view(other) == wanted:
+            if view(other) == wanted:
                 self.put(tensor, mark.state)
                 return mark.state
         memories = self.memories or []
@@ -226,7 +250,7 @@ def transformed(tensor: Tensor) -> bool:
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
 
 
-def _view(tensor: Tensor) -> tuple[Any, ...]:
+def view(tensor: Tensor) -> tuple[Any, ...]:
     """Which memory a tensor looks at, and how."""
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
 

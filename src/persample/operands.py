@@ -19,7 +19,7 @@ def operand_of(recorder: Recorder, position: int, value: Tensor) -> Operand:
     slot = recorder.parameters.slots.get(id(value))
     if slot is not None:
         name = slot.name if value.requires_grad else None
-        return Operand(position, value.detach(), name, None, version(value))
+        return Operand(position, value.detach(), name, None, version(value), id(value))
     edge, state = None, recorder.look(value)
     if isinstance(state, Derived) and state.selected:
         edge = torch.autograd.graph.get_gradient_edge(value)

@@ -106,6 +106,8 @@ class Parameters:
             id(p): Slot(n if n in chosen else None, p) for n, p in trainable.items()
         }
         self.homes: list[Tensor] = []  # where gradients of sharded parameters end up
+        self.exchanged = False  # whether another tensor was found in a slot
+        self._standing: dict[str, int] = {}
 
     def find(self, tensor: Tensor) -> Slot | None:
         """The slot of a tensor that requires a gradient."""
@@ -120,7 +122,22 @@ class Parameters:
                     self.slots[id(tensor)] = slot
                     if slot.name is not None:
                         self.selected[slot.name] = tensor
+                        self.exchanged = True
                     return slot
+        return None
+
+    def stand(self, tensor: Tensor | int) -> str | None:
+        """A gradient arrived at this tensor of a slot: it stands for its parameter from now on.
+
+        Returns the parameter's name if another one does: a name can only tell one's gradient.
+        """
+        where = tensor if isinstance(tensor, int) else id(tensor)
+        slot = self.slots.get(where)
+        if slot is None or slot.name is None:
+            return None
+        if self._standing.setdefault(slot.name, where) != where:
+            return slot.name
+        self.selected[slot.name] = slot.tensor
         return None
 
     def leaves(self) -> list[Tensor]:

@@ -14,6 +14,17 @@ if TYPE_CHECKING:
     from .recorder import Recorder
 
 
+def expect_history(recorder: Recorder, losses: Tensor) -> None:
+    """Refuse losses that nothing leads to, unless they are a parameter, which is told otherwise."""
+    if losses.is_leaf and id(losses) not in recorder.parameters.slots:
+        raise UsageError(
+            "the losses have no history",
+            why="a gradient can be taken by them, but none goes on from them to a parameter",
+            fix="pass the tensor that the model's outputs were computed to, not a detached or "
+            "wrapped one",
+        )
+
+
 def prove(recorder: Recorder, losses: Tensor) -> tuple[bool, Any]:
     """Whether the losses are one number, and what couples them; else why they are refused."""
     state = recorder.look(losses)

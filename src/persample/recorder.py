@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode
 
 from .backward import revisit, tape_backward
 from .calls import Calls
 from .custom import CustomFunctions
 from .distributed import spread
 from .eager import as_before, eagerly
+from .enter import above, below
 from .errors import Reason, UsageError, here
 from .inputs import Inputs
 from .layout import CONSTANT, Mixed, State
@@ -23,6 +24,7 @@ from .lean import Ahead, Visitor
 from .marks import EXCLUDED, SELECTED, Derived, Marks, gained_history, transformed
 from .parameters import Parameters, Params, modules_of
 from .propagate import find
+from .subclasses import behind, overridden, override
 from .tape import Tape
 
 _OPEN: list[set[int]] = []  # ids of the modules of every open recording
@@ -36,6 +38,8 @@ class _Mode(TorchFunctionMode):
         self.calls = calls
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if types and overridden(types) and torch._C._is_torch_function_enabled():
+            return override(self.calls.recorder, func, types, args, kwargs or {})
         operator = find(func)
         if operator.takes and self.calls.recorder.busy:
             self.calls.recorder.custom.taken.note(operator.name, args)
@@ -85,6 +89,7 @@ class Recorder:
         self.tape_ref = weakref.ref(self._tape)
         weakref.finalize(self._tape, self.release)
         self._modules: set[int] = set()
+        self.overriding: list[Tensor] = []  # what tensors' own code met, while it runs
         self.entered = self.busy = False
 
     @property
@@ -123,7 +128,9 @@ class Recorder:
         try:
             eagerly(self)
             self.inputs.install(found)
+            modes = below(self.mode)
             self.mode.__enter__()
+            above(modes)
         except BaseException:
             self._leave()
             raise
@@ -133,10 +140,9 @@ class Recorder:
         try:
             others = []
             while _get_current_function_mode_stack()[-1] is not self.mode:
-                others.append(torch.overrides._pop_mode())  # left open inside the block
+                others.append(_pop_mode())  # open around the block, or left open inside it
             self.mode.__exit__(kind, value, trace)
-            for other in reversed(others):
-                torch.overrides._push_mode(other)
+            above(others)
         finally:
             self._leave()
 
@@ -153,16 +159,26 @@ class Recorder:
         self.inputs.remove()
         _OPEN[:] = [other for other in _OPEN if other is not self._modules]
 
-    def watching(self) -> contextlib.AbstractContextManager[Any]:
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
         """The mode, switched on if it is not (after the block, or while it handles a call)."""
         if self.mode in _get_current_function_mode_stack():
-            return contextlib.nullcontext()
-        return self.mode
+            yield
+            return
+        modes = below(self.mode)
+        with self.mode:
+            above(modes)
+            try:
+                yield
+            finally:
+                modes = below(self.mode)
+        above(modes)
 
     def release(self) -> None:
         """Forget every tensor."""
         self.marks.table.clear()
         self.custom.clear()
+        self.inputs.kept.clear()
 
     if not TYPE_CHECKING:
 
@@ -202,6 +218,10 @@ class Recorder:
                 twin = self.marks.twin(tensor)
                 if twin is not None:
                     return twin
+        if self.overriding:
+            known = behind(self.marks, tensor, self.overriding)
+            if known is not None:
+                return known
         if not tensor.requires_grad:
             return None
         return self._unknown(tensor)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from .conditions import equal
 from .errors import Place, describe, here
 from .layout import Additive, Layout, Mixed
 from .marks import Marks, version
@@ -49,15 +50,11 @@ class Received:
             if mark is None or mark.family.epoch or not isinstance(mark.state, Layout):
                 return True
         pairs = zip(self._grads, self._copies or (), strict=False)
-        return any(not _equal(grad, before) for (grad, _), before in pairs)
+        return any(not equal(grad, before) for (grad, _), before in pairs)
 
     def holds(self, grad: Tensor) -> bool:
         """Whether this gradient is one of them, and nobody wrote to it."""
         return any(grad is own and version(own) == before for own, before in self._grads)
-
-
-def _equal(one: Tensor, other: Tensor) -> bool:
-    return bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
 class Taken:

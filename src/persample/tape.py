@@ -102,6 +102,8 @@ class Tape(Products, Moments):
             for name in names:
                 if name not in found:
                     visit(name, None)
+            if out is not None:
+                self._ledger.ready()  # a buffer may have been something that rows come from
             return {name: found[name] for name in names}
 
     def norms(self, *, params: Params = None) -> Tensor:

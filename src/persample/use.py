@@ -47,6 +47,7 @@ class Operand:
 
     ``view`` is set if it is a strided view of one parameter, with the axes ``expanded`` (repeated
     without memory) shrunk to one; ``lookup`` if it holds rows of one, picked by constants.
+    ``owner`` is the id of the parameter itself.
     """
 
     position: int
@@ -54,6 +55,7 @@ class Operand:
     name: str | None
     edge: Any = None
     version: int = 0
+    owner: int = 0
     view: View | None = None
     expanded: tuple[int, ...] = ()
     lookup: Lookup | None = None

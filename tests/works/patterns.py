@@ -212,6 +212,49 @@ def functional() -> Outcome:
     return Outcome(answers(tape, oracle(twin, squares, x)))
 
 
+@CASES.refused("torch.func.functional_call with other tensors beside the model itself")
+def both() -> Outcome:
+    model, x = net(), data()
+    others = {name: (p.detach() * 1.5).requires_grad_() for name, p in model.named_parameters()}
+    with persample.record(model) as tape:
+        out = model(x) + torch.func.functional_call(model, others, (x,))
+        tape.backward(out.square().sum(1))
+    return Outcome(float("inf"))
+
+
+@CASES.right("a teacher by torch.func.functional_call, without gradients")
+def taught() -> Outcome:
+    model = net()
+    others = {name: (p.detach() * 1.5).requires_grad_() for name, p in model.named_parameters()}
+
+    def distance(model: nn.Module, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            aim = torch.func.functional_call(model, others, (x,))
+        out: Tensor = (model(x) - aim).square().sum(1)
+        return out
+
+    with persample.record(model) as tape:
+        tape.backward(distance(model, data()))
+    return Outcome(answers(tape, oracle(model, distance, data())))
+
+
+class Labelled(Tensor):
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = super().__torch_function__(func, types, args, kwargs or {})
+        if isinstance(out, Labelled):
+            out.label = "x"  # type: ignore[attr-defined]
+        return out
+
+
+@CASES.right("inputs of a class with a __torch_function__ of its own")
+def labelled() -> Outcome:
+    model, x = net(), data()
+    with persample.record(model) as tape:
+        tape.backward(squares(model, x.as_subclass(Labelled)))
+    return Outcome(answers(tape, oracle(model, squares, x)))
+
+
 def parametrized(wrap: Callable[[nn.Linear], Any]) -> Outcome:
     model = net()
     wrap(model[2])

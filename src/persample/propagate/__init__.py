@@ -19,6 +19,6 @@ from . import (  # noqa: F401  (importing a family fills the table)
 )
 from .call import Call, collect
 from .states import propagate
-from .table import Operator, find
+from .table import SET_DATA, Operator, find
 
-__all__ = ["Call", "Operator", "collect", "find", "propagate"]
+__all__ = ["SET_DATA", "Call", "Operator", "collect", "find", "propagate"]

@@ -46,6 +46,7 @@ class Operator:
         )
 
 
+SET_DATA = "data ="  # an assignment to the attribute
 RULES: dict[str, Rule] = {}
 LINEAR: set[str] = set()
 ROUTES: set[str] = set()
@@ -161,6 +162,8 @@ def _add_attribute(table: dict[Any, Operator], name: str, value: Any) -> None:
             aliasing=name in ALIASING,
             graph=name == "grad_fn",
         )
+    if name == "data":
+        table[value.__set__] = Operator(SET_DATA, graph=True)
 
 
 def _add(table: dict[Any, Operator], function: Any, attribute: str) -> None:
