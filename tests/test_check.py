@@ -79,3 +79,13 @@ def test_half_precision_hides_no_coupling(name: str) -> None:
     x, labels = batch()
     torch.manual_seed(0)
     assert not persample.verify(nn.Linear(4, 3).bfloat16(), COUPLED[name], (x.bfloat16(), labels))
+
+
+def test_what_cannot_be_verified() -> None:
+    model = nn.Linear(4, 3).double()
+    with pytest.raises(persample.UsageError, match="loss_fn is a function"):
+        persample.verify(model, 3, batch())  # type: ignore[arg-type]
+    with pytest.raises(persample.UsageError, match="no tensor with samples"):
+        persample.verify(model, each, None)
+    with pytest.raises(persample.UsageError, match="takes a tensor of losses"):
+        persample.verify(model, lambda m, d: [*each(m, d)], batch())  # type: ignore[arg-type, return-value]

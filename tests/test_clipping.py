@@ -51,6 +51,27 @@ def positions(kind: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return x.to(dtype), g.to(dtype)
 
 
+def test_a_rule_that_writes_to_its_norms() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(6, 5)
+    with persample.record(model) as tape:
+        tape.backward(1e3 * model(torch.randn(1, 6)).square().sum(1))
+
+    def ones(norms: Tensor) -> Tensor:
+        return norms.fill_(1.0)
+
+    found = torch.cat([g.flatten().double() for g in tape.clipped_sum(C, rule=ones).values()])
+    assert float(found.norm()) <= C * (1 + 1e-6)
+
+
+def test_a_rule_that_fails_says_how() -> None:
+    model = nn.Linear(6, 5)
+    with persample.record(model) as tape:
+        tape.backward(model(torch.randn(2, 6)).square().sum(1))
+    with pytest.raises(TypeError, match="unsupported operand"):
+        tape.clipped_sum(C, rule=lambda norms, max_norm: norms + None)  # type: ignore[operator]
+
+
 KINDS = [
     "ordinary", "cancelling", "cancelling large", "cancelling exactly", "large", "overflowing",
     "denormal", "nan", "inf", "zeros", "one large among small",

@@ -41,7 +41,7 @@ def run(block: str, page: Path, names: dict[str, Any]) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 @pytest.mark.filterwarnings("ignore:Secure RNG turned off")  # what Opacus says at every start
 def test_pages(page: Path) -> None:
-    for package in ("opacus", "peft"):
+    for package in ("opacus", "peft", "transformers"):
         if f"from {package}" in page.read_text() or f"import {package}" in page.read_text():
             pytest.importorskip(package)
     names: dict[str, Any] = {}

@@ -135,8 +135,11 @@ def test_ids_follow_shuffled_data() -> None:
         ({"ids": "name"}, "not in the batch"),
         ({"labels": 0}, "labels have shape"),
         ({"labels": "y"}, "not in the batch"),
-        ({"limit": 0}, "at least one batch"),
-        ({"width": 0}, "positive"),
+        ({"limit": 0}, "limit must be a positive"),
+        ({"width": 0}, "width must be a positive"),
+        ({"width": "8"}, "width must be"),
+        ({"memory": -1}, "memory must be"),
+        ({"show": 3}, "persample.Show"),
         ({"lean": True}, "lean"),
         ({"show": persample.Show(images=lambda b: b[0])}, "images must be"),
         ({"show": persample.Show(text=lambda b: ["a"])}, "gave 1 samples for a batch of 16"),
@@ -145,6 +148,38 @@ def test_ids_follow_shuffled_data() -> None:
 def test_wrong_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(persample.UsageError, match=message):
         report(**options)
+
+
+def test_batches_of_a_class_of_ones_own() -> None:
+    class Batch:
+        def __init__(self, x: Tensor, y: Tensor) -> None:
+            self.x, self.y = x, y
+
+    class Inside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net()
+
+        def forward(self, batch: Batch) -> Tensor:
+            found: Tensor = self.net(batch.x)
+            return found
+
+    def each(model: nn.Module, batch: Batch) -> Tensor:
+        return F.cross_entropy(model(batch), batch.y, reduction="none")
+
+    found = persample.inspect(Inside(), each, [Batch(*b) for b in blobs()], progress=False)
+    torch.testing.assert_close(found.norms, report().norms)
+    assert found.verification is None
+    assert "cannot be exchanged" in found.collected.unverified
+
+
+@pytest.mark.parametrize("k", [-1, "5", 2.0, True])
+def test_wrong_lengths_of_lists(k: Any) -> None:
+    found = report()
+    for ask in (found.suspects, found.outliers):
+        with pytest.raises(persample.UsageError, match="k must be"):
+            ask(k)
+    assert len(found.suspects(0)) == 0
 
 
 @pytest.mark.parametrize("batches", [blobs()[0], blobs()[0][0], {"x": 1}, 5])

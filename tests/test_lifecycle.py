@@ -216,6 +216,26 @@ def test_two_threads() -> None:
         assert relative_error(found[k], oracle(models[k], loss, X.double() + k)) < 1e-12
 
 
+def test_threads_that_ask_one_lean_tape() -> None:
+    model = net().double()
+    with persample.record(model, lean=True) as tape:
+        tape.backward(loss(model, X.double()), retain_graph=True)
+    expected, found = tape.gram(), []
+
+    def work() -> None:
+        for seed in range(10):
+            tape.project(4, seed=seed)
+            found.append(tape.gram())
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 60
+    assert all(torch.equal(gram, expected) for gram in found)
+
+
 def test_copies_of_a_recorded_model() -> None:
     model = net()
     with persample.record(model) as tape:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -82,6 +83,85 @@ def test_moments(case: Any) -> None:
     scale = tape.noise_scale()
     assert scale.trace == pytest.approx(float((m - big) * 1.5))
     assert scale.sq_gradient == pytest.approx(float((3 * big - m) / 2))
+
+
+@pytest.mark.parametrize("lean", [False, True, persample.Ahead(moments=True)])
+@pytest.mark.parametrize("positions", [(), (3,)], ids=["one position", "several"])
+def test_the_spread_of_gradients_that_almost_agree(positions: Any, lean: Any) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(6, 3)
+    x = torch.randn(1, *positions, 6) + 1e-3 * torch.randn(16, *positions, 6)
+
+    def record(model: nn.Module, x: Tensor, lean: Any) -> persample.Tape:
+        with persample.record(model, lean=lean) as tape:
+            tape.backward(model(x).square().flatten(1).sum(1))
+        return tape
+
+    rows = record(copy.deepcopy(model).double(), x.double(), False).grads()
+    tape = record(model, x, lean)
+    for name, value in tape.variance().items():
+        expected = rows[name].var(0)
+        assert value.dtype == torch.float32
+        assert float(((value - expected).abs() / expected).max()) < 1e-3
+    assert tape.noise_scale().trace == pytest.approx(
+        sum(float(g.var(0).sum()) for g in rows.values()), rel=1e-3
+    )
+    tape.variance()["bias"].zero_()
+    assert tape.variance()["bias"].all()
+
+
+def test_names_that_can_be_read_once() -> None:
+    model = nn.Linear(6, 3)
+    with persample.record(model) as tape:
+        tape.backward(model(torch.randn(4, 6)).square().sum(1))
+    for ask in (tape.variance, tape.noise_scale, tape.cosine, tape.norms, tape.second_moment):
+        ask(params=(name for name in ["bias"]))
+
+
+@pytest.mark.parametrize("lean", [False, True])
+def test_questions_do_not_hear_of_autocast(lean: bool) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(16, 32), nn.LayerNorm(32), nn.Linear(32, 8)), []
+    for inside in (False, True):
+        cast = torch.autocast("cpu", dtype=torch.bfloat16, enabled=inside)
+        with persample.record(model, lean=lean) as tape:
+            torch.manual_seed(1)
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                losses = model(torch.randn(4, 7, 16)).float().square().sum((1, 2))
+            with cast:
+                tape.backward(losses, retain_graph=True)
+        with cast:
+            x.append([tape.norms(), tape.gram(), tape.project(8, seed=0)])
+            x[-1] += [*tape.clipped_sum(1.0).values(), *tape.grads().values()]
+            x[-1] += [*tape.variance().values()]
+    for plain, found in zip(*x, strict=True):
+        assert found.dtype == torch.float32
+        assert torch.equal(found, plain)
+
+
+@pytest.mark.parametrize("lean", [False, True])
+def test_a_backward_pass_under_autocast_is_clipped(lean: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32, bias=False), nn.Linear(32, 8, bias=False))
+    with persample.record(model, lean=lean) as tape:
+        losses = model(100 * torch.randn(1, 7, 16)).square().sum((1, 2))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            tape.backward(losses)
+    found = torch.cat([g.flatten().double() for g in tape.clipped_sum(1.0).values()])
+    assert 0.999 < float(found.norm()) <= 1 + 1e-6
+
+
+def test_buffers_that_are_columns_of_one_matrix(case: Any) -> None:
+    tape, rows, _ = case
+    sizes = [g[0].numel() for g in rows.values()]
+    if len({g.dtype for g in rows.values()}) > 1:
+        pytest.skip("one matrix has one dtype")
+    matrix = torch.zeros(3, sum(sizes), dtype=next(iter(rows.values())).dtype)
+    parts = zip(rows, matrix.split(sizes, 1), strict=True)
+    out = {name: part.view(rows[name].shape) for name, part in parts}
+    tape.grads(out=out)
+    for name, g in out.items():
+        close(g, rows[name])
 
 
 def test_projections_are_linear_and_do_not_depend_on_the_form(case: Any) -> None:

@@ -378,3 +378,26 @@ def test_equally_many_rows_need_no_sample_for_each(each: int, width: int) -> Non
         assert torch.allclose(form.cross(outer), (rows * outer.dense()).flatten(1).sum(1))
         for other in (even, told):
             assert torch.allclose(total([form, other]).dense(), 2 * rows)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        None,
+        [],
+        [torch.zeros(4, 6, 5), torch.zeros(4, 6)],
+        [persample.forms.Dense(torch.zeros(4, 7))] * 2,
+        [persample.forms.Dense(torch.zeros(2, 6, 5)), None],
+    ],
+    ids=["nothing", "too few", "tensors", "another shape", "another n"],
+)
+def test_rules_of_the_users_own_that_do_not_fit(found: Any) -> None:
+    model = nn.Linear(5, 6)
+    with (
+        persample.record(model, rules={F.linear: lambda use, firing, n: found}) as tape,
+        pytest.raises(persample.UsageError, match="rule given for linear"),
+    ):
+        tape.backward(model(torch.randn(4, 5)).square().sum(1))
+    with persample.record(model) as tape:
+        tape.backward(model(torch.randn(4, 5)).square().sum(1))
+    assert tape.norms().all()

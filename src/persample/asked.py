@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from . import queries
+from .conditions import uncast
 from .errors import UsageError
 from .forms import Form, Together, within
 from .lean import Visitor
@@ -29,6 +31,7 @@ class Asked:
         self._recorder: Recorder | None = recorder
         self._ledger = Ledger(recorder)
         self._warned = False
+        self._lock = threading.RLock()  # questions of a lean recording back-propagate
 
     def __reduce__(self) -> Any:
         raise UsageError(
@@ -61,8 +64,15 @@ class Asked:
 
     @contextlib.contextmanager
     def _asking(self) -> Iterator[None]:
-        """Unseen by any recorder, within the memory budget."""
-        with torch._C.DisableTorchFunction(), within(self._open().budget):
+        """Unseen by any recorder, uncast, one thread at a time, within the memory budget."""
+        budget = self._open().budget
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            raise UsageError(
+                "a tape cannot be asked inside a torch.func transform",
+                why="its answers carry no gradient, and are not batched",
+                fix="ask outside, and use the answer inside",
+            )
+        with self._lock, torch._C.DisableTorchFunction(), uncast(), within(budget):
             yield
 
     def _device(self) -> torch.device:

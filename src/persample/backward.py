@@ -10,13 +10,15 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, _engine_run_backward
 
+from .conditions import recast, uncast
 from .entries import exchanged
-from .errors import MissedUseError, PersampleError, UsageError
+from .errors import LOOP, MissedUseError, PersampleError, UsageError
 from .forms import Form, within
 from .lean import Visitor
 from .loop import disagreement, one_by_one, reference_of
 from .nodes import leaves_of
-from .proof import LOOP, expect_history, prove
+from .proof import expect_history, prove
+from .requests import number, shown
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -28,21 +30,18 @@ def tape_backward(
     """The body of ``Tape.backward``."""
     with torch._C.DisableTorchFunction():
         if not isinstance(losses, Tensor):
-            raise UsageError(f"backward takes a tensor of losses, got {type(losses).__name__}")
+            fix = "torch.stack(losses)" if isinstance(losses, (list, tuple)) else ""
+            raise UsageError(f"backward takes a tensor of losses, got {shown(losses)}", fix=fix)
         if losses.is_complex():
             raise UsageError("losses must be real", fix="pass losses.real, or losses.abs()")
-        if isinstance(scale, Tensor) and scale.numel() != 1:
-            raise UsageError(
-                f"scale must be one number, got a tensor {tuple(scale.shape)}",
-                fix="multiply the losses by weights of their own before backward",
-            )
-        factor = 1.0 if scale is None else float(scale)
+        weights = "multiply the losses by weights of their own before backward"
+        factor = 1.0 if scale is None else number(scale, "scale", fix=weights)
         if not factor > 0 or factor == float("inf"):
             raise UsageError(f"scale must be a positive finite number, got {scale!r}")
         if not losses.requires_grad:
             raise UsageError(
                 "the losses carry no gradient",
-                why="they were computed under no_grad, or from constants only",
+                why="they were detached, made integers, computed under no_grad, or from constants",
                 fix="compute them inside the block with gradients enabled",
             )
         if losses.is_floating_point() and factor > torch.finfo(losses.dtype).max:
@@ -145,7 +144,7 @@ def _followed(
             raise
         ledger.trouble = error
     if ledger.trouble is None and ledger.lean is not None:
-        with torch._C.DisableTorchFunction(), torch.no_grad(), within(recorder.budget):
+        with torch._C.DisableTorchFunction(), torch.no_grad(), uncast(), within(recorder.budget):
             ledger.lean.finish()
         root = (losses, seed, factor) if keep else None
         ledger.lean.finished(root, retain=retain_graph)
@@ -237,7 +236,7 @@ def revisit(
     lean.begin(chosen, linear=linear, patient=recorder.custom.reentrant)
     try:
         # questions run with the recorder switched off; recomputation must see it
-        with torch._C._EnableTorchFunction(), receiving(recorder, factor):
+        with torch._C._EnableTorchFunction(), recast(lean.autocast), receiving(recorder, factor):
             engine([losses], [seed], ledger.retain)
         if ledger.trouble is not None:
             raise ledger.trouble

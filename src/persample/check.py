@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +14,8 @@ from .conditions import tolerance
 from .entry import record
 from .errors import PersampleError, UsageError
 from .loop import narrowest
-from .testing import batch_size, take
-
-LossFn = Callable[[nn.Module, Any], Tensor]
+from .requests import shown
+from .testing import LossFn, batch_size, take
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +72,8 @@ def verify(model: nn.Module, loss_fn: LossFn, batch: Any, **options: Any) -> Ver
     >>> bool(persample.verify(model, lambda m, x: m(x).square().sum(1), x))
     True
     """
+    if not callable(loss_fn):
+        raise UsageError(f"loss_fn is a function of (model, batch), got {shown(loss_fn)}")
     n = options.get("n") or batch_size(batch, options.get("dim", 0))
     if n < 2:
         raise UsageError("verify needs at least two samples", fix="pass a larger batch")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .errors import UsageError
+from .requests import shown
 
 Coefficients = Callable[[Tensor, float], Tensor]
 
@@ -36,9 +39,9 @@ class Grouped:
             return [(name,) for name in names]
         listed = [name for group in self.groups for name in group]
         if sorted(listed) != sorted(names):
-            missing = set(names) ^ set(listed)
+            odd = set(names) ^ set(listed) or {k for k in listed if listed.count(k) > 1}
             raise UsageError(
-                f"the groups must name every recorded parameter once: {sorted(missing)[:4]}",
+                f"the groups must name every recorded parameter once: {sorted(odd)[:4]}",
                 fix="groups are lists of names from tape.names",
             )
         return list(self.groups)
@@ -51,7 +54,13 @@ def per_layer() -> Grouped:
 
 def per_group(groups: Iterable[Iterable[str]], *, within: Coefficients = flat) -> Grouped:
     """Clip the given groups of parameters, each to C/√(number of groups)."""
-    return Grouped(tuple(tuple(group) for group in groups), within)
+    found = [groups] if isinstance(groups, str) or not isinstance(groups, Iterable) else [*groups]
+    if any(isinstance(group, str) or not isinstance(group, Iterable) for group in found):
+        raise UsageError(
+            f"groups are lists of names, got {shown(groups)}",
+            fix="per_group([['0.weight', '0.bias'], ['2.weight']])",
+        )
+    return Grouped(tuple(tuple(group) for group in found), within)
 
 
 Rule = Coefficients | Grouped | Callable[[Tensor], Tensor]
@@ -63,16 +72,32 @@ def coefficients(rule: Rule, bounds: Tensor, max_norm: float) -> Tensor:
     safe = torch.where(finite, bounds, 1.0).clamp_(min=torch.finfo(bounds.dtype).tiny)
     if rule is flat or rule is automatic:  # these keep to C / norm
         return rule(safe, max_norm).mul_(finite)
-    try:
-        given = rule(safe, max_norm)  # type: ignore[call-arg, operator]
-    except TypeError:
-        given = rule(safe)  # type: ignore[call-arg, operator]
-    if not isinstance(given, Tensor) or given.shape != bounds.shape:
+    given = _returned(rule, safe.clone(), max_norm)  # the rule may write to its norms
+    if not isinstance(given, Tensor) or given.shape != bounds.shape or given.is_complex():
         raise UsageError(
-            f"a clipping rule must return {tuple(bounds.shape)} coefficients",
+            f"a clipping rule must return {tuple(bounds.shape)} real coefficients, got "
+            f"{shown(given)}",
             fix="rule(norms, max_norm) -> tensor of the same shape",
         )
+    if given.device != bounds.device:
+        raise UsageError(f"a clipping rule returned coefficients on {given.device}")
     if not bool(torch.isfinite(given).all()) or bool((given < 0).any()):
         raise UsageError("a clipping rule returned a negative or non-finite coefficient")
-    limited = torch.minimum(given.to(bounds.dtype), max_norm / safe)
+    limited = torch.minimum(given.detach().to(bounds.dtype), max_norm / safe)
     return torch.where(finite, limited, 0.0)
+
+
+def _returned(rule: Any, norms: Tensor, max_norm: float) -> object:
+    """Call a rule of (norms, max_norm) or of norms alone."""
+    if rule is per_layer or rule is per_group or not callable(rule):
+        raise UsageError(
+            f"a clipping rule is a function of norms, got {shown(rule)}",
+            fix="rule=persample.flat, persample.per_layer(), persample.per_group([...])",
+        )
+    try:
+        inspect.signature(rule).bind(norms, max_norm)
+    except TypeError:
+        return rule(norms)
+    except ValueError:  # built in, without a signature
+        pass
+    return rule(norms, max_norm)

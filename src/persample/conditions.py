@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+
+Autocast = tuple[tuple[str, torch.dtype], ...]
 
 
 def fingerprint(tensors: Sequence[Tensor]) -> Tensor | None:
@@ -68,11 +72,27 @@ class RandomState:
             torch.cuda.set_rng_state(self.cuda[1], self.cuda[0])
 
 
-def current_autocast(device: torch.device) -> tuple[tuple[str, torch.dtype], ...]:
+def current_autocast(device: torch.device) -> Autocast:
     """Autocast settings that a replay must reproduce."""
     if not torch._C._is_any_autocast_enabled() or not torch.is_autocast_enabled(device.type):
         return ()
     return ((device.type, torch.get_autocast_dtype(device.type)),)
+
+
+def uncast() -> contextlib.AbstractContextManager[Any]:
+    """Autocast is for the caller's operators: what is computed from gradients keeps its dtype."""
+    if torch._C._is_any_autocast_enabled():
+        return torch._C._DisableAutocast()
+    return contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def recast(settings: Autocast) -> Iterator[None]:
+    """Autocast as it was."""
+    with contextlib.ExitStack() as stack:
+        for kind, dtype in settings:
+            stack.enter_context(torch.autocast(kind, dtype=dtype))
+        yield
 
 
 def tolerance(dtype: torch.dtype) -> float:

@@ -1,4 +1,4 @@
-"""A user's own ``autograd.Function`` or hook between parameters and loss.
+"""A user's own ``autograd.Function`` between parameters and loss.
 
 A function's forward runs operators that the recorder sees, so the layout of its result is known.
 What it does in backward is Python too: the gradients it receives are marked with the layouts of its
@@ -7,7 +7,7 @@ results, and the gradients it returns must come out with the layouts of its argu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,13 +16,12 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge
 from torch.utils.checkpoint import CheckpointFunction
 
-from .errors import PersampleError, Place, Reason, here
+from .errors import PersampleError, Reason, here
 from .functions import OfParameters
+from .hooks import Hooks
 from .layout import PURE, Additive, Constant, Layout, State
-from .marks import EXCLUDED, SELECTED, Derived, Mark, gained_history, same, unseen
+from .marks import EXCLUDED, SELECTED, Derived, Mark, gained_history, unseen
 from .nodes import built_in, is_edge, leaves_of, nodes_of, own_functions
-from .taken import Received, Taken
-from .tap import Tap
 from .watch import Followed, Watch
 
 if TYPE_CHECKING:
@@ -32,20 +31,16 @@ if TYPE_CHECKING:
 _VIEWS = frozenset(("ViewBackward0", "AliasBackward0", "UnsafeViewBackward0"))
 
 
-class CustomFunctions:
+class CustomFunctions(Hooks):
     """The custom nodes of one recording."""
 
     def __init__(self, recorder: Recorder) -> None:
-        self.recorder = recorder
+        super().__init__(recorder)
         self.reentrant = False
-        self.exposed = False  # gradients pass through hands that may write to them
-        self.by_hand: list[Any] = []  # nodes at which those of weights do, too
         self.vouched: list[Any] = []  # nodes of rules that write rows themselves
         self.derived: list[Any] = []  # nodes of parameters' own graphs that functions take
         self._walked: set[Any] = set()
         self._start = torch._C._autograd._get_sequence_nr()
-        self.nested = False  # a user's torch.autograd.grad runs inside a backward pass
-        self.taken = Taken(recorder)
         self._nodes: dict[int, Followed] = {}
         self._read: list[tuple[Tensor, Layout]] = []
 
@@ -202,59 +197,6 @@ class CustomFunctions:
             self.recorder.marks.put(tensor, state)
         return state
 
-    def expose(self, tensor: Tensor) -> None:
-        """A hook that was registered before the block may write to gradients."""
-        if tensor.requires_grad and tensor._backward_hooks:
-            self.exposed = True
-
-    def guarded(self, tensor: Tensor, hook: Callable[[Tensor], Tensor | None]) -> Any:
-        """A user's tensor hook that must keep samples apart while the recorder listens."""
-        self.exposed = True
-        state = self.recorder.look(tensor)
-        if not isinstance(state, Layout):
-            if isinstance(state, Derived) and tensor.grad_fn is not None:
-                self.by_hand.append(tensor.grad_fn)
-            return hook
-        marks, place = self.recorder.marks, here()
-        known = marks.table.get(id(tensor))
-        tapped = tensor.dim() > 2 and _is_tap(tensor.grad_fn)
-        family = known.family if known is not None and tapped else None
-        seen = family.version if family is not None else 0
-
-        def run(grad: Tensor) -> Tensor | None:
-            if not (self.receiving() or self.nested):
-                return hook(grad)
-            with torch._C.DisableTorchFunction():
-                received = Received([grad])
-                if family is not None and family.version != seen:
-                    # without a recorder it may have been a view, and torch drops a view's hooks
-                    why = "its tensor was written to in place after the hook was registered"
-                    self.report("a tensor hook", grad, place, why)
-                marks.put(grad, state)
-            self.taken.running.append(received)
-            try:
-                new = hook(grad)
-            finally:
-                self.taken.running.pop()
-            with torch._C.DisableTorchFunction():
-                if received.written(marks):
-                    self.report("a tensor hook", grad, place)
-                for result in (grad, new):
-                    if result is None:
-                        continue
-                    if not same(self.recorder.look(result), state):
-                        self.report("a tensor hook", result, place)
-                    elif self.taken.seen and not received.holds(result):
-                        self.report("a tensor hook", result, place, self.taken.why())
-            return new
-
-        return run
-
-    def receiving(self) -> bool:
-        """Whether a pass is being recorded; hooks of a graph may outlive the tape."""
-        tape = self.recorder.tape_ref()
-        return tape is not None and tape._ledger.receiving
-
     def _follow(self, node: Any, tensor: Tensor, state: State) -> None:
         self.exposed = True
         known = self._nodes.get(id(node))
@@ -281,20 +223,3 @@ class CustomFunctions:
                 if is_edge(tensor, node, number):
                     return mark.state
         return None
-
-    def report(self, who: str, grad: Tensor, place: Place | None, why: str = "") -> None:
-        """A gradient cannot be followed: the running pass is refused."""
-        tape = self.recorder.tape_ref()
-        ledger = None if tape is None else tape._ledger
-        if ledger is None or not (ledger.receiving or self.nested):
-            return
-        if ledger.trouble is None:
-            why = why or f"{who} does not keep samples apart, or hides how"
-            reason = Reason(who, why, (tuple(grad.shape),), place)
-            fix = 'record(..., unproven="loop") back-propagates each loss by itself'
-            ledger.trouble = reason.error("gradients cannot be followed in backward", fix=fix)
-
-
-def _is_tap(node: Any) -> bool:
-    """Whether the recorder's own node stands in for an operator's."""
-    return getattr(type(node), "_forward_cls", None) is Tap

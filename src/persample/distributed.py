@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from .errors import UsageError
+from .nodes import nodes_of
 
 Targets = list[tuple[Tensor, Tensor]]
 
@@ -163,17 +164,8 @@ def freed(tensor: Tensor) -> bool:
 
 def crosses(edge: Any) -> bool:
     """Whether a derived tensor was passed to a sharded module: its backward would free memory."""
-    todo = [] if edge is None else [edge.node]
-    seen = set()
-    while todo:
-        node = todo.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if node.name().startswith("RegisterPostBackwardFunction"):
-            return True
-        todo += [following for following, _ in node.next_functions]
-    return False
+    nodes = () if edge is None else nodes_of(edge.node)
+    return any(node.name().startswith("RegisterPostBackwardFunction") for node in nodes)
 
 
 def _agree(group: Any, device: torch.device, number: int, problem: UsageError | None) -> None:

@@ -13,11 +13,10 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from .backward import checked_backward
 from .enter import entered
-from .errors import MixedSamplesError, PersampleError, Reason, UsageError, called_by, here
+from .errors import LOOP, MixedSamplesError, PersampleError, Reason, UsageError, called_by, here
 from .layout import Additive, Layout, Mixed
 from .marks import Derived, same
 from .nodes import leaves_of
-from .proof import LOOP
 
 if TYPE_CHECKING:
     from .recorder import Recorder

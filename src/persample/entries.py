@@ -16,6 +16,7 @@ from .forms.pullback import Pullback
 from .layout import Layout
 from .marks import version, versions
 from .nodes import leaves_of, nodes_of
+from .rules import OfTable
 from .rules.embedding import of_table
 from .use import Firing, Operand, Use
 
@@ -190,6 +191,27 @@ def stepped(which: str) -> StaleError:
     return StaleError(
         f"{which} was modified after it was recorded", fix="ask the tape before optimizer.step()"
     )
+
+
+def expect_fitting(use: Use, forms: Any, n: int) -> None:
+    """Refuse what a user's own rule returns if it is not one form for each operand."""
+    fits = isinstance(forms, (list, tuple)) and len(forms) == len(use.operands)
+    for operand, form in zip(use.operands, forms, strict=True) if fits else ():
+        rows = form.rows if isinstance(form, OfTable) else form
+        if rows is None:
+            continue
+        shape = operand.value.shape
+        free = [1 if d in operand.expanded else size for d, size in enumerate(shape)]
+        fits = fits and isinstance(rows, Form) and rows.n == n
+        fits = fits and (isinstance(form, OfTable) or [*rows.shape] in ([*shape], free))
+    if not fits:
+        raise UsageError(
+            f"the rule given for {use.operator} does not fit its call",
+            where=describe(use.place),
+            why=f"it must return a form of {n} gradients, or None, for each of "
+            f"{[tuple(operand.value.shape) for operand in use.operands]}",
+            fix="raise persample.rules.Unsuited where the generic rule shall serve the call",
+        )
 
 
 def changed(use: Use) -> MissedUseError:

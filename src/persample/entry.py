@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,8 +11,8 @@ from .errors import UsageError
 from .forms import BUDGET, LEAN
 from .lean import Ahead
 from .parameters import Params
-from .queries import expect_direction, expect_projection
 from .recorder import Recorder
+from .requests import expect_direction, expect_ids, expect_projection, shown, whole
 
 
 def record(
@@ -40,6 +40,9 @@ def record(
     >>> tape.grads()["weight"].shape
     torch.Size([2, 1, 3])
 
+    Graphs made inside the block give parameters no ``.grad``, not even by ``losses.backward()``:
+    :meth:`Tape.set_grad` writes it.
+
     ``n``: number of samples (else the first input tells). ``dim``: the axis of the samples in the
     model's inputs. ``constants``: inputs that hold no samples although a size matches, by name,
     position or tensor. ``sample_ids``: the sample of every input row (needs ``n``). ``params``:
@@ -55,18 +58,17 @@ def record(
     lean); larger work is cut into tiles. One row of one parameter is the least.
     """
     _expect_sensible(model, n, sample_ids, unproven)
+    _expect_rules(rules)
     _expect_lean(lean, positions=positions, native=verify or unproven == "loop")
-    budget = (LEAN if lean else BUDGET) if budget is None else budget
-    if isinstance(budget, bool) or not isinstance(budget, int) or budget < 1:
-        raise UsageError(
-            f"budget must be a positive number of bytes, got {budget!r}",
-            fix="leave it out, or name bytes: budget=64 << 20",
-        )
+    if budget is None:
+        budget = LEAN if lean else BUDGET
     recorder = Recorder(
         model,
-        n=n,
-        dim=dim,
-        constants=constants,
+        n=None if n is None else whole(n, "n", least=0, fix="n=len(x), or leave it out"),
+        dim=whole(
+            dim, "dim", least=0, fix="axes are counted from the first: inputs differ in rank"
+        ),
+        constants=_listed(constants),
         sample_ids=sample_ids,
         params=params,
         rules=rules,
@@ -74,7 +76,7 @@ def record(
         verify=verify,
         lean=lean,
         positions=positions,
-        budget=budget,
+        budget=whole(budget, "budget", least=1, fix="a number of bytes: budget=64 << 20"),
     )
     if isinstance(lean, Ahead) and lean.direction is not None:
         selected = recorder.parameters.selected
@@ -92,12 +94,31 @@ def _expect_sensible(model: object, n: object, sample_ids: object, unproven: obj
         raise UsageError(
             f"unproven must be 'refuse' or 'loop', got {unproven!r}", fix="leave it out"
         )
-    if n is not None and (isinstance(n, bool) or not isinstance(n, int) or n < 0):
-        raise UsageError(
-            f"n must be a non-negative integer, got {n!r}", fix="n=len(x), or leave it out"
-        )
     if sample_ids is not None and n is None:
         raise UsageError("sample_ids needs n, the number of samples", fix="record(model, n=...)")
+    if sample_ids is not None:
+        expect_ids(sample_ids, "sample_ids")
+
+
+def _listed(constants: Any) -> list[str | int | Tensor]:
+    single = isinstance(constants, (str, int, Tensor))
+    found = [constants] if single or not isinstance(constants, Iterable) else list(constants)
+    for constant in found:
+        if not isinstance(constant, (str, int, Tensor)) or isinstance(constant, bool):
+            raise UsageError(
+                f"constants are names, positions or tensors, got {shown(constant)}",
+                fix='constants=("mask",)',
+            )
+    return found
+
+
+def _expect_rules(rules: Any) -> None:
+    pairs = rules.items() if isinstance(rules, Mapping) else [(rules, rules)]
+    if rules is not None and not all(callable(f) and callable(rule) for f, rule in pairs):
+        raise UsageError(
+            f"rules are {{operator: function}}, got {shown(rules)}",
+            fix="rules={torch.mul: my_rule}",
+        )
 
 
 def _expect_lean(lean: object, *, positions: bool, native: bool) -> None:
@@ -116,4 +137,9 @@ def _expect_lean(lean: object, *, positions: bool, native: bool) -> None:
             fix="record(model, positions=True) without lean",
         )
     if isinstance(lean, Ahead) and lean.projection is not None:
+        if not isinstance(lean.projection, tuple) or len(lean.projection) != 2:
+            raise UsageError(
+                f"a projection is (dim, seed), got {shown(lean.projection)}",
+                fix="Ahead(projection=(512, 0))",
+            )
         expect_projection(*lean.projection)

@@ -10,6 +10,7 @@ from types import CodeType
 
 import torch
 
+LOOP = 'record(..., unproven="loop") computes the gradient of each loss by its own backward pass'
 _HIDDEN = tuple(
     os.path.dirname(os.path.abspath(path)) + os.sep for path in (torch.__file__, __file__)
 )
@@ -102,6 +103,7 @@ def describe(place: Place | None) -> str:
     code, offset = place
     line = next((n for a, b, n in code.co_lines() if a <= offset < b and n), code.co_firstlineno)
     text = linecache.getline(code.co_filename, line).strip()
+    text = text if len(text) <= 120 else f"{text[:119]}…"
     name = os.path.join(*code.co_filename.split(os.sep)[-2:])
     return f"{name}:{line} in {code.co_name}" + (f": {text}" if text else "")
 

@@ -15,7 +15,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge
 
 from .conditions import RandomState, tolerance
-from .errors import MixedSamplesError, Place, describe
+from .errors import LOOP, MixedSamplesError, Place, describe
 from .forms import Dense, Form, wide
 from .forms.pullback import Pullback
 from .kinds import Kind, Template, tapped
@@ -152,7 +152,7 @@ class OfParameters:
                 f"the backward of {self._node.name()} could not be run for one sample alone",
                 where=describe(self.use.place),
                 why=f"{type(error).__name__}: {error}",
-                fix='record(..., unproven="loop") back-propagates each loss by itself',
+                fix=LOOP,
             ) from error
         return found if isinstance(found, tuple) else (found,)
 

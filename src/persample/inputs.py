@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from .arguments import argument_names, opened, packed_ids, walk
-from .errors import UsageError, describe, here
+from .declared import Declared
+from .errors import UsageError
 from .guess import Guess
-from .layout import Constant, Layout, State, closed, explicit
+from .layout import Constant, closed, explicit
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -27,9 +28,6 @@ class Seen:
     shape: tuple[int, ...]
     samples: bool
     declared: bool
-
-
-Coloured = list[tuple[Tensor, State]]
 
 
 class Gate:
@@ -50,7 +48,7 @@ class Gate:
         return (Gate, ())
 
 
-class Inputs:
+class Inputs(Declared):
     """Marks the tensors among the arguments of the outermost call of any module of the model."""
 
     def __init__(
@@ -58,15 +56,14 @@ class Inputs:
         recorder: Recorder,
         *,
         dim: int,
-        constants: Iterable[str | int | Tensor],
+        constants: Sequence[str | int | Tensor],
         sample_ids: Tensor | None,
     ) -> None:
-        self.recorder, self.dim, self.sample_ids = recorder, dim, sample_ids
-        given = [constants] if isinstance(constants, (str, int, Tensor)) else list(constants)
-        self.names = {c for c in given if isinstance(c, (str, int))}
-        self.tensors = {id(c) for c in given if isinstance(c, Tensor)}
-        self.keep_alive = [c for c in given if isinstance(c, Tensor)]
-        self.patterns: list[Tensor] = []  # the sample of every row, as the user said it
+        super().__init__(recorder)
+        self.dim, self.sample_ids = dim, sample_ids
+        self.names = {c for c in constants if isinstance(c, (str, int))}
+        self.keep_alive = [c for c in constants if isinstance(c, Tensor)]
+        self.tensors = {id(c) for c in self.keep_alive}
         self.seen: list[Seen] = []
         self.guess = Guess(dim)
         self.storages: set[int] = set()
@@ -77,78 +74,10 @@ class Inputs:
         self._inside: Any = None
         self._begun = False
 
-    def mark(self, tensor: Tensor, *, dim: int = 0, ids: Tensor | None = None) -> None:
-        """The user says where the samples are."""
-        if not isinstance(tensor, Tensor) or tensor.dim() == 0:
-            raise UsageError("mark takes a tensor with at least one axis")
-        if not -tensor.dim() <= dim < tensor.dim():
-            raise UsageError(f"no axis {dim} in a tensor of shape {tuple(tensor.shape)}")
-        axis = dim % tensor.dim()
-        size = tensor.shape[axis]
-        with torch._C.DisableTorchFunction():
-            self._expect_unknown(tensor)
-            self.recorder.custom.expose(tensor)
-            if ids is not None:
-                self._mark_ids(tensor, axis, ids)
-                return
-            if self.recorder.n is None:
-                self.recorder.n = size
-            if size != self.recorder.n:
-                raise UsageError(
-                    f"axis {axis} of a tensor {tuple(tensor.shape)} does not hold "
-                    f"{self.recorder.n} samples",
-                    fix="several forwards in one recording must have the same samples; "
-                    "give ids= for rows that are not one per sample",
-                )
-            self.recorder.marks.put(tensor, closed(axis))
-
-    def _expect_unknown(self, tensor: Tensor) -> None:
-        """What was computed from parameters holds its samples where the recorder saw them go."""
-        known = self.recorder.look(tensor) if tensor.requires_grad else None
-        if known is not None and not isinstance(known, Constant):
-            raise UsageError(
-                f"a tensor {tuple(tensor.shape)} that depends on parameters cannot be marked",
-                where=describe(here()),
-                why="its gradients have been followed already, and a mark would not move them",
-                fix="mark the data that the model is called with",
-            )
-
-    def _mark_ids(self, tensor: Tensor, axis: int, ids: Tensor) -> None:
-        size = tensor.shape[axis]
-        if self.recorder.n is None:
-            raise UsageError("ids need the number of samples", fix="record(model, n=...)")
-        if ids.shape != (size,):
-            raise UsageError(f"ids must have shape ({size},), got {tuple(ids.shape)}")
-        if size and not (int(ids.min()) >= -1 and int(ids.max()) < self.recorder.n):
-            raise UsageError(f"ids must lie between -1 and {self.recorder.n - 1}")
-        view = [1] * tensor.dim()
-        view[axis] = size
-        colours = ids.to(tensor.device, torch.long).view(view)
-        self.patterns.append(colours.flatten())
-        self.recorder.marks.put(tensor, explicit(colours, self.recorder.n))
-
-    def completed(self, layout: Layout) -> Layout:
-        """Constant rows among the samples' rows belong to whom the user's own ids say.
-
-        A constant may be coloured freely; without a colour, a parameter that meets it is nobody's
-        (a node of a graph that receives no message).
-        """
-        if layout.ids is None or len(layout.axes) != 1:
-            return layout
-        rows = layout.ids.flatten()
-        for pattern in self.patterns:
-            if pattern.shape == rows.shape and bool(((rows == pattern) | (rows < 0)).all()):
-                return Layout(layout.axes[0], 1, pattern.view_as(layout.ids), layout.coupled)
-        return layout
-
     def begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Take the arguments of the only call to come: no module has to tell when it is made."""
         self._begun = True
         self._take(module, args, kwargs)
-
-    def all_completed(self, coloured: Coloured) -> Coloured:
-        """Completed layouts of all of them."""
-        return [(t, self.completed(s) if isinstance(s, Layout) else s) for t, s in coloured]
 
     def install(self, modules: Iterable[nn.Module]) -> None:
         """Hook all of them (undone when the block ends, and while a module runs)."""
@@ -215,7 +144,9 @@ class Inputs:
         names = argument_names(module)
         for k, value in enumerate(args):
             name = names[k] if k < len(names) else str(k)
-            if k not in self.names:
+            if k in self.names:
+                self._see_constant(name, value)
+            else:
                 walk(name, opened(value), found)
         for name, value in kwargs.items():
             walk(name, opened(value), found)
@@ -233,6 +164,14 @@ class Inputs:
                     self.kept.append(tensor)
             self.recorder.custom.expose(tensor)
             self._mark(path, value)
+
+    def _see_constant(self, name: str, value: Any) -> None:
+        """An argument that is constant by its position."""
+        tensors: list[tuple[str, Any]] = []
+        walk(name, opened(value), tensors)
+        for path, tensor in tensors:
+            shape = (tensor.data if isinstance(tensor, PackedSequence) else tensor).shape
+            self.seen.append(Seen(path, tuple(shape), samples=False, declared=True))
 
     def _fresh(self, value: Any) -> bool:
         """Not known to hold samples yet."""
@@ -252,10 +191,15 @@ class Inputs:
         """Say which inputs were looked at, if none of them was taken as samples."""
         if not self.seen or any(seen.samples for seen in self.seen):
             return
+        n = self.recorder.n
+        what = f"an axis {self.dim}" if n is None else f"{n} indices on axis {self.dim}"
+        why = f"none has {what}"
+        if all(seen.declared for seen in self.seen):
+            why = "constants= names all of them"
         shapes = ", ".join(f"{seen.path} {seen.shape}" for seen in self.seen[:4])
         raise UsageError(
             "no input of the model was recognised as holding samples",
-            why=f"none has {self.recorder.n} indices on axis {self.dim}: {shapes}",
+            why=f"{why}: {shapes}",
             fix="record(..., n=..., dim=...), or tape.mark(x, dim=..., ids=...) for the tensor "
             "that holds them",
         )

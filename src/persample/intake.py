@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from .alone import of_one, placed, the_only
-from .conditions import comes_back
+from .conditions import comes_back, uncast
 from .distributed import crosses
 from .entries import (
     Entry,
     attached,
     changed,
     exchanged,
+    expect_fitting,
     forget_lookups,
     gone,
     nobodys,
@@ -111,8 +112,8 @@ class Intake:
             if reason is not None and grad is not None:
                 self.trouble = self.trouble or reason.error("samples meet before the loss")
                 return
-        if torch.is_grad_enabled():
-            with torch.no_grad():
+        if torch.is_grad_enabled() or torch._C._is_any_autocast_enabled():
+            with torch.no_grad(), uncast():
                 self._take(use, saved, grads)
         else:
             self._take(use, saved, grads)
@@ -268,9 +269,12 @@ class Intake:
                 return [placed(form, sample, n) for form in forms], name
         if rule is not None and not use.kind.inplace and n:
             try:
-                return rule(use, firing, n), rule.__name__
+                found = rule(use, firing, n)
             except Unsuited:
-                pass
+                return generic(use, firing, n), "generic"
+            if rule is own:
+                expect_fitting(use, found, n)
+            return found, rule.__name__
         return generic(use, firing, n), "generic"
 
     @property

@@ -13,13 +13,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
+from .conditions import Autocast, current_autocast
 from .errors import MissedUseError
-from .forms import Dense, Form, Joint, total, wide
+from .forms import Dense, Form, Joint, real, total, wide
 from .marks import version
-from .queries import projected
+from .queries import projected, spread
 from .values import Values
 
 Visitor = Callable[[str, Form], None]
@@ -70,9 +70,11 @@ class Lean:
     projections: list[Tensor] = field(default_factory=list)
     squares: dict[str, Tensor] = field(default_factory=dict)
     sums: dict[str, Tensor] = field(default_factory=dict)
+    variances: dict[str, Tensor] = field(default_factory=dict)
     rows: dict[str, Tensor] = field(default_factory=dict)
     given: set[str] = field(default_factory=set)  # whose rows were handed out
     root: tuple[Tensor, Tensor, float] | None = None
+    autocast: Autocast = ()  # what the first pass ran under, and others must
     visitor: Visitor | None = None
     linear: bool = False
     patient: bool = False
@@ -131,9 +133,11 @@ class Lean:
             found = projected(name, form, *self.ahead.projection)
             self.projections[:] = [p + found for p in self.projections] or [found]
         if self.ahead.moments:
-            self.squares[name] = form.sum_of_squares()
-            ones = torch.ones(form.n, dtype=torch.float64, device=form.device)
-            self.sums[name] = form.weighted_sum(ones)
+            first, second = form.moments()
+            self.sums[name] = first.to(wide(form.dtype))
+            self.squares[name] = second.to(real(form.dtype))
+            if form.n > 1:
+                self.variances[name] = spread((first, second), form.n).to(real(form.dtype))
 
     def _written(self, name: str, form: Form) -> Form:
         """Keep the rows; unless sums follow, they answer everything else, too, where cheaper."""
@@ -171,14 +175,14 @@ class Lean:
     def finished(self, root: tuple[Tensor, Tensor, float] | None, *, retain: bool) -> None:
         """The first backward pass is over; ``root`` is where others start, if there may be any."""
         self.root, self.retain, self.done = root, retain, True
+        self.autocast = () if root is None else current_autocast(root[0].device)
 
     def clear(self) -> None:
         """Let go of everything."""
         self.root, self.visitor, self.done = None, None, False
-        for kept in (self.waiting, self.sq_norms, self.sq_bounds, self.dots, self.squares):
-            kept.clear()
         self.projections.clear()
-        self.along.clear()
-        self.sums.clear()
-        self.rows.clear()
         self.given.clear()
+        for kept in (self.waiting, self.sq_norms, self.sq_bounds, self.dots, self.along, self.rows):
+            kept.clear()
+        for moment in (self.squares, self.sums, self.variances):
+            moment.clear()

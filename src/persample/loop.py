@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from .conditions import tolerance
 from .enter import entered
 from .errors import UsageError, VerificationError
 from .layout import Layout, ids_of
-from .nodes import own_functions
+from .nodes import nodes_of, own_functions
 from .proof import rows_of_a_sample
 
 if TYPE_CHECKING:
@@ -56,7 +56,17 @@ def _gradient(
 
 def one_by_one(recorder: Recorder, losses: Tensor, *, retain_graph: bool) -> None:
     """The gradient of each loss by its own backward pass through the whole graph."""
-    ledger = recorder.tape._ledger
+    _expect_vector(recorder, losses)
+    ledger, before = recorder.tape._ledger, _followed_before(recorder)
+    rows = _rows(recorder, losses, retain_graph=retain_graph)
+    ledger.clear()
+    with torch._C.DisableTorchFunction():
+        ledger.looped = {k: before[k] + new if k in before else new for k, new in rows.items()}
+    ledger.backwards += 1
+
+
+def _expect_vector(recorder: Recorder, losses: Tensor) -> None:
+    """Refuse what is not one loss for each sample."""
     if losses.dim() != 1:
         raise UsageError(
             f"one loss per sample is needed, got shape {tuple(losses.shape)}",
@@ -70,18 +80,15 @@ def one_by_one(recorder: Recorder, losses: Tensor, *, retain_graph: bool) -> Non
             why=f"the model's inputs have {recorder.n} rows",
             fix=rows_of_a_sample(losses, recorder.n) or "record(..., n=...), one loss for each",
         )
-    selected = recorder.parameters.selected
-    if ledger.entries:  # of earlier backward passes, which were followed
-        with torch._C.DisableTorchFunction(), torch.no_grad():
-            known = ledger.forms(selected)
-            zeros = {k: p.detach().new_zeros((recorder.n, *p.shape)) for k, p in selected.items()}
-            ledger.clear()
-            ledger.looped = {k: known[k].fresh() if k in known else zeros[k] for k in selected}
-    rows = _rows(recorder, losses, retain_graph=retain_graph)
-    with torch._C.DisableTorchFunction():
-        before = ledger.looped or {}
-        ledger.looped = {k: before[k] + new if k in before else new for k, new in rows.items()}
-    ledger.backwards += 1
+
+
+def _followed_before(recorder: Recorder) -> dict[str, Tensor]:
+    """Rows of earlier backward passes, looped or followed."""
+    selected, ledger = recorder.parameters.selected, recorder.tape._ledger
+    if ledger.looped is not None or not ledger.entries:
+        return ledger.looped or {}
+    with torch._C.DisableTorchFunction(), torch.no_grad():
+        return {name: form.fresh() for name, form in ledger.forms(selected).items()}
 
 
 def _rows(recorder: Recorder, losses: Tensor, *, retain_graph: bool) -> dict[str, Tensor]:
@@ -184,13 +191,8 @@ def disagreement(
 
 def narrowest(losses: Tensor) -> torch.dtype:
     """The least precise dtype of a gradient on its way back from the losses (autocast, casts)."""
-    found, seen = {losses.dtype}, set()
-    nodes: list[Any] = [losses.grad_fn]
-    while nodes:
-        node = nodes.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            found.update(result.dtype for result in node._input_metadata)
-            nodes.extend(following for following, _ in node.next_functions)
+    found = {losses.dtype}
+    for node in [] if losses.grad_fn is None else nodes_of(losses.grad_fn):
+        found.update(result.dtype for result in node._input_metadata)
     floating = [d for d in found if d.is_floating_point or d.is_complex]
     return max(floating, key=lambda d: torch.finfo(d).eps)

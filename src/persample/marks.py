@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from .errors import Reason, here
+from .errors import LOOP, Reason, here
 from .layout import Additive, Layout, Mixed, State, closed
 from .use import Lookup
 
@@ -281,7 +281,7 @@ def unseen(why: str) -> Mixed:
             f"persample cannot follow this tensor: {why}",
             (),
             here(),
-            'record(..., unproven="loop") computes these gradients one sample at a time',
+            LOOP,
         )
     )
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .cells import CELLS, cell
 from .conditions import RandomState, current_autocast, fingerprint
 from .errors import Reason, here
 from .kinds import Kind, Tapped, known, learn, taken_apart, tapped
@@ -17,8 +16,8 @@ from .marks import Derived, same
 from .operands import operand_of
 from .parties import Coloured, Parties
 from .propagate import Operator, collect
+from .recurrent import CELLS, cell, request, unroll
 from .tap import Tap, hook, source
-from .unroll import request, unroll
 from .use import Use
 
 if TYPE_CHECKING:

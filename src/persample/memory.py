@@ -14,11 +14,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-from .check import LossFn
 from .entry import record
 from .errors import UsageError
 from .explain import readable
-from .testing import batch_size, take
+from .testing import LossFn, batch_size, take
 
 LARGEST = 512 << 20  # a measurement does not go beyond this many bytes
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -9,7 +11,7 @@ from .asked import Asked, Grads
 from .errors import UsageError
 from .forms import Form, real
 from .parameters import Params, choose
-from .queries import NoiseScale, noise_scale
+from .queries import NoiseScale, spread
 
 
 class Moments(Asked):
@@ -30,16 +32,13 @@ class Moments(Asked):
                     squares[name] = form.sum_of_squares()
 
                 self._each(names, visit)
-            selected = self._open().parameters.selected
             return {
-                name: squares[name] / max(self.n, 1)
-                if name in squares
-                else torch.zeros_like(selected[name], dtype=real(selected[name].dtype))
+                name: squares[name] / max(self.n, 1) if name in squares else self._zeros(name)
                 for name in names
             }
 
-    def _mean(self, params: Params) -> Grads:
-        names, n = choose(params, self.names), max(self.n, 1)
+    def _mean(self, names: Sequence[str]) -> Grads:
+        n = max(self.n, 1)
         lean = self._ledger.lean
         if lean is not None and lean.ahead.moments:
             selected = self._open().parameters.selected
@@ -54,21 +53,46 @@ class Moments(Asked):
 
     def variance(self, *, params: Params = None) -> Grads:
         """The unbiased variance over samples, element by element: ``{name: shape}``."""
+        with self._asking():
+            return self._variances(choose(params, self.names))
+
+    def _variances(self, names: Sequence[str]) -> Grads:
         if self.n < 2:
             raise UsageError("a variance needs at least two samples")
-        second = self.second_moment(params=params)
-        with self._asking():
-            mean = self._mean(params)
-            return {
-                name: (value - mean[name].abs().square()).clamp_(min=0) * (self.n / (self.n - 1))
-                for name, value in second.items()
-            }
+        found: Grads = {}
+        lean = self._ledger.lean
+        if lean is not None and lean.ahead.moments:
+            self._ledger.ready()
+            found = {name: value.clone() for name, value in lean.variances.items()}
+        else:
+
+            def visit(name: str, form: Form) -> None:
+                found[name] = spread(form.moments(), self.n).to(real(form.dtype))
+
+            self._each(names, visit)
+        return {name: found[name] if name in found else self._zeros(name) for name in names}
 
     def noise_scale(self, *, params: Params = None) -> NoiseScale:
-        """The simple gradient noise scale tr Σ / |G|², with its parts."""
+        """The simple gradient noise scale tr Σ / |G|², with its parts.
+
+        With m = meanᵢ‖gᵢ‖² and N = ‖meanᵢ gᵢ‖²: tr Σ = n(m − N)/(n − 1), |G|² = N − tr Σ / n.
+        """
         with self._asking():
             self._ledger.expect_losses("noise_scale")
-            sq: Tensor = self._sq_norms(params)
-            mean = self._mean(params)
-            size = sum(float(g.abs().double().square().sum()) for g in mean.values())
-            return noise_scale(sq, size, self.n)
+            names, n = choose(params, self.names), self.n
+            if n < 2:
+                raise UsageError("the noise scale needs at least two samples")
+            mean_square = float(self._sq_norms(names).double().mean())
+            means = self._mean(names).values()
+            square_mean = sum(float(g.abs().double().square().sum()) for g in means)
+            trace = n * (mean_square - square_mean) / (n - 1)
+            if trace < 1e-3 * mean_square:  # almost all cancels between the two
+                trace = sum(
+                    float(v.sum(dtype=torch.float64)) for v in self._variances(names).values()
+                )
+            gradient = square_mean - trace / n
+            return NoiseScale(trace / gradient if gradient else float("inf"), trace, gradient, n)
+
+    def _zeros(self, name: str) -> Tensor:
+        parameter = self._open().parameters.selected[name]
+        return torch.zeros_like(parameter, dtype=real(parameter.dtype), requires_grad=False)

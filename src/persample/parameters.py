@@ -8,6 +8,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from .errors import UsageError
+from .requests import shown
 
 Modules = list[tuple[str, nn.Module]]
 Params = str | Iterable[str] | Callable[[str], bool] | None
@@ -25,17 +26,29 @@ def choose(params: Params, names: Iterable[str]) -> list[str]:
     known = list(names)
     if params is None:
         return known
+    examples = f"names come from model.named_parameters(): {', '.join(known[:4])} …"
+    fits = isinstance(params, Iterable) or callable(params)
+    if not fits or isinstance(params, (nn.Module, Tensor)):
+        raise UsageError(
+            f"params= takes a name, names, or a predicate on names, got {shown(params)}",
+            fix=examples,
+        )
     if callable(params):
-        return [name for name in known if params(name)]
-    wanted = [params] if isinstance(params, str) else list(params)
-    for name in wanted:
-        if name not in known:
-            raise UsageError(
-                f"no recorded parameter is called {name!r}",
-                why="it does not exist, is frozen, is an alias of a tied one, or was not selected",
-                fix=f"names come from model.named_parameters(): {', '.join(known[:4])} …",
-            )
-    return [name for name in known if name in wanted]
+        found = [name for name in known if params(name)]
+    else:
+        wanted = [params] if isinstance(params, str) else list(params)
+        for name in wanted:
+            if not isinstance(name, str) or name not in known:
+                raise UsageError(
+                    f"no recorded parameter is called {shown(name)}",
+                    why="it does not exist, is frozen, is an alias of a tied one, or was not "
+                    "selected",
+                    fix=f"{examples}; params=lambda name: ... selects several",
+                )
+        found = [name for name in known if name in wanted]
+    if known and not found:
+        raise UsageError("params= selects no parameter", fix=examples)
+    return found
 
 
 def modules_of(model: nn.Module) -> Modules:

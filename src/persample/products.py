@@ -12,7 +12,8 @@ from .errors import UsageError
 from .forms import Form
 from .parameters import Params, choose
 from .positions import contributions
-from .queries import Sum, added, expect_direction, expect_projection, projected
+from .queries import Sum, added, projected
+from .requests import expect_direction, expect_projection, shown
 
 
 class Products(Asked):
@@ -37,15 +38,13 @@ class Products(Asked):
         """⟨gᵢ, hⱼ⟩ between this tape's samples and another's: (n, m)."""
         with self._asking():
             if not isinstance(other, Products):
-                raise UsageError(f"cross takes another tape, got {type(other).__name__}")
+                raise UsageError(f"cross takes another tape, got {shown(other)}")
             names = choose(params, self.names)
             mine, theirs = self._open().parameters, other._open().parameters
             for name in names:
-                if name not in theirs.selected or (
-                    theirs.selected[name].shape != mine.selected[name].shape
-                ):
+                if not _alike(mine.selected[name], theirs.selected.get(name)):
                     raise UsageError(
-                        f"the other tape does not record a parameter {name!r} of the same shape",
+                        f"the other tape has no parameter {name!r} of this shape, dtype and device",
                         why="the tapes are of different models",
                         fix="record both on the same model, or select params= that both have",
                     )
@@ -85,7 +84,7 @@ class Products(Asked):
         """
         with self._asking():
             wanted = expect_projection(dim, seed)
-            total = Sum(self.n, dim, device=self._device())
+            total = Sum(self.n, wanted[0], device=self._device())
             lean = self._ledger.lean
             if lean is not None and params is None and lean.ahead.projection == wanted:
                 self._ledger.ready()
@@ -127,3 +126,11 @@ class Products(Asked):
                 expect_direction(direction, names, self._open().parameters.selected)
             self._ledger.expect_forms()
             return contributions(self._ledger, names, direction, self.n)
+
+
+def _alike(mine: Tensor, other: Tensor | None) -> bool:
+    return other is not None and (mine.shape, mine.dtype, mine.device) == (
+        other.shape,
+        other.dtype,
+        other.device,
+    )

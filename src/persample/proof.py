@@ -6,14 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from .errors import MixedSamplesError, Reason, UsageError
+from .errors import LOOP, MixedSamplesError, Reason, UsageError
 from .layout import Additive, Layout, Mixed
 from .marks import Derived
 
 if TYPE_CHECKING:
     from .recorder import Recorder
-
-LOOP = 'record(..., unproven="loop") computes the gradient of each loss by its own backward pass'
 
 
 def expect_history(recorder: Recorder, losses: Tensor) -> None:
@@ -61,7 +59,9 @@ def expect_losses(losses: Tensor, state: Any, n: int) -> tuple[bool, Reason | No
             )
         return True, state.coupled
     if isinstance(state, Mixed):
-        error = state.reason.error("samples meet before the loss", fix=LOOP)
+        each = "pass one loss per sample: what joins them is no sum or mean over samples"
+        fix = LOOP if losses.dim() else each
+        error = state.reason.error("samples meet before the loss", fix=fix)
         fix = rows_of_a_sample(losses, n)
         if fix:
             raise MixedSamplesError(error.what, where=error.where, why=error.why, fix=fix)

@@ -1,14 +1,13 @@
-"""What is asked of forms, and what may not be asked."""
+"""Answers as sums over parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from .errors import UsageError
 from .forms import Form, kept_sketch
 
 
@@ -44,44 +43,13 @@ def projected(name: str, form: Form, dim: int, seed: int) -> Tensor:
     return form.project(kept_sketch(name, shape, dim, seed, form.device))
 
 
-def expect_direction(
-    direction: Mapping[str, Tensor], names: Iterable[str], selected: Mapping[str, Tensor]
-) -> None:
-    """Refuse a direction that does not fit the parameters asked for."""
-    if not isinstance(direction, Mapping):
-        raise UsageError(f"a direction is a dictionary of names, got {type(direction).__name__}")
-    wanted = list(names)
-    if set(direction) != set(wanted):
-        odd = sorted(set(direction) ^ set(wanted))
-        raise UsageError(
-            f"the direction must have the recorded parameters' names: {odd[:4]}",
-            fix="leave none out and add none; select with params=",
-        )
-    for name in wanted:
-        if not isinstance(direction[name], Tensor):
-            raise UsageError(f"{name}: a direction holds tensors, got {direction[name]!r}")
-        if direction[name].shape != selected[name].shape:
-            raise UsageError(
-                f"{name}: direction {tuple(direction[name].shape)}, parameter "
-                f"{tuple(selected[name].shape)}"
-            )
-
-
-def expect_projection(dim: object, seed: object) -> tuple[int, int]:
-    """Refuse what is not a positive dimension and an integer seed."""
-    if isinstance(dim, bool) or not isinstance(dim, int) or dim < 1:
-        raise UsageError(f"dim must be a positive integer, got {dim!r}")
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise UsageError(f"seed must be an integer, got {seed!r}")
-    return dim, seed
-
-
 @dataclass(frozen=True, slots=True)
 class NoiseScale:
     """The simple gradient noise scale and its parts.
 
-    ``value`` is tr Σ / |G|². Over several steps, average ``trace`` and ``sq_gradient`` separately
-    and divide then: the ratio of averages is the estimate, not the average of ratios.
+    ``value`` is tr Σ / |G|². ``sq_gradient`` estimates |G|² without bias, so a small batch may give
+    a negative number. Over several steps, average ``trace`` and ``sq_gradient`` separately and
+    divide then: the ratio of averages is the estimate, not the average of ratios.
     """
 
     value: float
@@ -90,12 +58,7 @@ class NoiseScale:
     n: int
 
 
-def noise_scale(sq_norms: Tensor, mean_sq: float, n: int) -> NoiseScale:
-    """M = meanᵢ‖gᵢ‖², N = ‖meanᵢ gᵢ‖²: |G|² = (nN − m)/(n−1), tr Σ = (m − N)/(1 − 1/n)."""
-    if n < 2:
-        raise UsageError("the noise scale needs at least two samples")
-    m, big = float(sq_norms.double().mean()), mean_sq
-    gradient = (n * big - m) / (n - 1)
-    trace = (m - big) / (1 - 1 / n)
-    value = trace / gradient if gradient else float("inf")
-    return NoiseScale(value, trace, gradient, n)
+def spread(moments: tuple[Tensor, Tensor], n: int) -> Tensor:
+    """The unbiased variance from Σᵢ gᵢ and Σᵢ |gᵢ|² in double precision: most may cancel."""
+    first, second = moments
+    return (second - first.abs().square() / n).clamp_(min=0) / (n - 1)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -57,7 +57,7 @@ class Recorder:
         *,
         n: int | None,
         dim: int,
-        constants: Iterable[str | int | Tensor],
+        constants: Sequence[str | int | Tensor],
         sample_ids: Tensor | None,
         params: Params,
         rules: dict[Any, Callable[..., Any]] | None,
@@ -108,8 +108,8 @@ class Recorder:
             raise UsageError("a recorder can be entered once", fix="call persample.record again")
         if torch._C._functorch.peek_interpreter_stack() is not None:
             raise UsageError(
-                "persample.record cannot run inside a torch.func transform",
-                why="grad, vmap and jvp replace the tensors that the recorder follows",
+                "persample.record cannot run inside a torch.func transform or a compiled function",
+                why="these replace the tensors that the recorder follows",
                 fix="record outside the transform",
             )
         found = [module for _, module in self._walked]
@@ -180,7 +180,18 @@ class Recorder:
         self.custom.clear()
         self.inputs.kept.clear()
 
-    def backward(self, losses: Tensor, *, scale: float | Tensor | None, retain_graph: bool) -> None:
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Whoever forgot ``with`` looks for the tape's questions here."""
+            text = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if hasattr(Tape, name):
+                text += "; write: with persample.record(model) as tape:"
+            raise AttributeError(text)
+
+    def propagate_back(
+        self, losses: Tensor, *, scale: float | Tensor | None, retain_graph: bool
+    ) -> None:
         """The body of ``Tape.backward``."""
         tape_backward(self, losses, scale=scale, retain_graph=retain_graph)
 

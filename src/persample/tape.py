@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import warnings
 from collections.abc import Mapping
 
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from . import queries
 from .asked import Grads
+from .buffers import expect_buffers
 from .clipping import Grouped, Rule, coefficients, flat
 from .errors import NonFiniteWarning, UsageError
 from .explain import Explanation, explain
@@ -18,6 +18,7 @@ from .forms import Form, real
 from .moments import Moments
 from .parameters import Params, choose
 from .products import Products
+from .requests import expect_coefficients, number, unfit
 
 
 class Tape(Products, Moments):
@@ -46,7 +47,7 @@ class Tape(Products, Moments):
         a proven sum (or mean) over samples. ``scale`` multiplies the losses for the backward pass
         (loss scaling) and is divided out again.
         """
-        self._open().backward(losses, scale=scale, retain_graph=retain_graph)
+        self._open().propagate_back(losses, scale=scale, retain_graph=retain_graph)
 
     def explain(self) -> Explanation:
         """Every use, what is slow and why, parameters without gradient, ambiguous sizes."""
@@ -83,10 +84,7 @@ class Tape(Products, Moments):
             names, selected = choose(params, self.names), self._open().parameters.selected
             buffers: dict[str, Tensor | None] = dict.fromkeys(names)
             if out is not None:
-                buffers = {
-                    k: _buffer(out, k, (self.n, *selected[k].shape), selected[k]) for k in names
-                }
-                _expect_apart({k: out[k] for k in names})
+                buffers |= expect_buffers(out, {k: selected[k] for k in names}, self.n)
             found: Grads = {}
 
             def visit(name: str, form: Form | None) -> None:
@@ -162,7 +160,8 @@ class Tape(Products, Moments):
         ===========================  =====================================================
         """
         with self._asking():
-            if not 0 <= float(max_norm) < float("inf"):
+            bound = number(max_norm, "max_norm")
+            if not 0 <= bound < float("inf"):
                 raise UsageError(f"max_norm must be finite and not negative, got {max_norm!r}")
             self._ledger.expect_losses("clipped_sum")
             names = choose(params, self.names)
@@ -178,7 +177,7 @@ class Tape(Products, Moments):
                     if len(groups) > 1:
                         mine = {name: bounds[name] for name in group if name in bounds}
                         sizes = queries.added(mine, self.n, self._device())
-                    share = coefficients(within, sizes.sqrt(), float(max_norm) / len(groups) ** 0.5)
+                    share = coefficients(within, sizes.sqrt(), bound / len(groups) ** 0.5)
                     share = share if bad is None else share.masked_fill(bad, 0)
                     c.update(dict.fromkeys(group, share))
                 return self._summed(
@@ -202,7 +201,7 @@ class Tape(Products, Moments):
         with torch._C.DisableTorchFunction(), torch.no_grad():
             recorder = self._open()
             selected = recorder.parameters.selected
-            problem = _unfit(grads, selected)
+            problem = unfit(grads, selected)
             if recorder.spread is not None:
                 targets = recorder.spread.reduced(
                     grads, selected, accumulate=accumulate, problem=problem
@@ -224,11 +223,7 @@ class Tape(Products, Moments):
         return torch.zeros(self.n, dtype=real(parameter.dtype), device=parameter.device)
 
     def _coefficients(self, c: Tensor) -> Tensor:
-        if not isinstance(c, Tensor) or c.shape != (self.n,):
-            got = tuple(c.shape) if isinstance(c, Tensor) else type(c).__name__
-            raise UsageError(f"coefficients must be a tensor of shape ({self.n},), got {got}")
-        if not bool(torch.isfinite(c).all()):
-            raise UsageError("coefficients must be finite")
+        expect_coefficients(c, self.n)
         return c.detach().to(self._device())
 
     def _nonfinite(self, sq_norms: Tensor) -> Tensor | None:
@@ -246,44 +241,6 @@ class Tape(Products, Moments):
                 stacklevel=3,
             )
         return bad
-
-
-def _unfit(grads: Mapping[str, Tensor], selected: Mapping[str, Tensor]) -> UsageError | None:
-    for name, value in grads.items():
-        if name not in selected:
-            return UsageError(f"no recorded parameter is called {name!r}")
-        if value.shape != selected[name].shape:
-            return UsageError(
-                f"{name}: a gradient of shape {tuple(value.shape)} for a parameter of "
-                f"shape {tuple(selected[name].shape)}",
-                fix="set_grad takes sums over samples, not per-sample gradients",
-            )
-    return None
-
-
-def _buffer(out: Grads, name: str, shape: tuple[int, ...], parameter: Tensor) -> Tensor:
-    buffer = out.get(name)
-    if buffer is None or buffer.shape != shape or buffer.dtype != parameter.dtype:
-        raise UsageError(
-            f"out[{name!r}] must be a tensor of shape {shape} and dtype {parameter.dtype}",
-            fix="pass the dictionary of an earlier tape.grads() with the same n",
-        )
-    return buffer
-
-
-def _expect_apart(buffers: Mapping[str, Tensor]) -> None:
-    """Refuse buffers in the same memory; parts of one matrix's columns may lie between others."""
-    ends = sorted(
-        (buffer.data_ptr(), buffer.nbytes if buffer.is_contiguous() else 1, name)
-        for name, buffer in buffers.items()
-        if buffer.numel()
-    )
-    for (start, size, name), (following, _, other) in itertools.pairwise(ends):
-        if following < start + size:
-            raise UsageError(
-                f"out[{name!r}] and out[{other!r}] share memory",
-                fix="a buffer for each parameter, like those of an earlier tape.grads()",
-            )
 
 
 def _written(

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from .errors import UsageError
+
 LossFn = Callable[[nn.Module, Any], Tensor]
 
 
@@ -17,7 +19,10 @@ def batch_size(batch: Any, dim: int = 0) -> int:
     for leaf in tree_flatten(batch)[0]:
         if isinstance(leaf, Tensor) and leaf.dim() > dim:
             return leaf.shape[dim]
-    raise ValueError("the batch holds no tensor with samples")
+    raise UsageError(
+        "the batch holds no tensor with samples",
+        fix="a batch is a tensor, or tensors in tuples, lists and dictionaries",
+    )
 
 
 def take(batch: Any, index: Tensor, n: int, dim: int = 0) -> Any:

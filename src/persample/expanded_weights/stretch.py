@@ -207,6 +207,12 @@ def run(
     with recorder as tape:
         tape._ledger.strict = True
         result = module(*args, **kwargs)
+    return _in_one_node(tape, result, inputs, batch, shared)
+
+
+def _in_one_node(tape: Tape, result: Any, inputs: Detached, batch: Batch, shared: bool) -> Any:
+    """The result, its tensors outputs of one node of the caller's graph."""
+    recorder = tape._open()
     outputs: list[Tensor] = []
 
     def gather(tensor: Tensor) -> Tensor:
@@ -226,13 +232,8 @@ def run(
     edges = [get_gradient_edge(out) for out in outputs]
     stretch = Stretch(tape, batch, inputs.leaves, edges, states, shared)
     stretch.versions = {name: version(p) for name, p in selected.items()}
-    found = dict(
-        zip(
-            map(id, outputs),
-            Node.apply(recorder.anchor, stretch, outputs, *inputs.outer),
-            strict=True,
-        )
-    )
+    made = Node.apply(recorder.anchor, stretch, outputs, *inputs.outer)
+    found = dict(zip(map(id, outputs), made, strict=True))
     for tensor, given in written:
         rewrite(tensor, found[id(given)])
         found[id(given)] = tensor

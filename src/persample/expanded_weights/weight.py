@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,15 +11,6 @@ from torch.utils._pytree import tree_map_only
 
 from ..errors import UsageError, describe, here
 from ..propagate import find
-
-
-class Applied(Protocol):
-    """What the table holds: an ``autograd.Function``, or anything else with its ``apply``."""
-
-    @staticmethod
-    def apply(*args: Any) -> Any:
-        """``apply(kwarg_names, function, *args, *kwarg_values)``."""
-
 
 # looked up like the size or the dtype by the recorder, but here they would change the original, or
 # leave a tensor that is no expanded weight

@@ -234,6 +234,17 @@ class Form:
             out[first:last] = sketch.of_rows(rows)
         return out
 
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Σᵢ gᵢ and Σᵢ |gᵢ|², element by element, in double precision."""
+        dtype = torch.complex128 if self.dtype.is_complex else torch.float64
+        first = torch.zeros(self.shape, dtype=dtype, device=self.device)
+        second = torch.zeros(self.shape, dtype=torch.float64, device=self.device)
+        for _, _, rows in self.rows(scratch() // 4):
+            exact = rows.to(dtype)
+            first += exact.sum(0)
+            second += exact.abs().square_().sum(0)
+        return first, second
+
     def sum_of_squares(self) -> Tensor:
         """Σᵢ gᵢ², element by element: (*shape)."""
         total = torch.zeros(self.shape, dtype=real(self.dtype), device=self.device)

@@ -287,6 +287,14 @@ class Outer(Form):
             out[first:last] = torch.matmul(small.mT, other).flatten(1)
         return out
 
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Two products where there is one position, else written out a few rows at a time."""
+        if self.t != 1 or self.left.shape[1] != 1 or self.dtype.is_complex:
+            return super().moments()
+        left, right = (factor[:, 0, 0].double() for factor in self._wide(0, self.n))
+        first = torch.mm(left.T, right).view(self.shape)
+        return first, torch.mm(left.square().T, right.square()).view(self.shape)
+
     def sum_of_squares(self) -> Tensor:
         """(left²)ᵀ right² where there is one position, else written out a few rows at a time."""
         if self.t != 1 or self.left.shape[1] != 1 or self.dtype.is_complex:

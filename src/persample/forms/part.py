@@ -106,8 +106,9 @@ class Part(Mapped):
         """The view's sum in its place."""
         return self._placed(self.form.certain_sum(c))
 
-    def _placed(self, value: Tensor) -> Tensor:
-        out = torch.zeros(self.shape, dtype=wide(self.dtype), device=self.device)
+    def _placed(self, value: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        dtype = wide(self.dtype) if dtype is None else dtype
+        out = torch.zeros(self.shape, dtype=dtype, device=self.device)
         self._into(out, value, lead=0)
         return out
 
@@ -130,9 +131,12 @@ class Part(Mapped):
             return torch.zeros(self.n, other.n, dtype=real(self.dtype), device=self.device)
         return super().dots(other)
 
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """The view's in their place."""
+        first, second = self.form.moments()
+        return self._placed(first, first.dtype), self._placed(second, second.dtype)
+
     def sum_of_squares(self) -> Tensor:
         """The view's in its place."""
         value = self.form.sum_of_squares()
-        out = torch.zeros(self.shape, dtype=value.dtype, device=self.device)
-        self._into(out, value, lead=0)
-        return out
+        return self._placed(value, value.dtype)

@@ -11,11 +11,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ..check import LossFn, Verification, verify
+from ..check import Verification, verify
 from ..entry import record
 from ..errors import PersampleError, UsageError
 from ..tape import Tape
-from ..testing import batch_size, take
+from ..testing import LossFn, batch_size, take
 from .colours import Whole
 from .cost import Cost, Stopwatch
 from .progress import Progress
@@ -110,7 +110,7 @@ def _one_batch(
     model: nn.Module, loss_fn: LossFn, batch: Any, plan: Plan, found: Collected, watch: Stopwatch
 ) -> None:
     try:
-        if _is_empty(batch, plan):
+        if _size(batch, plan) == 0:
             found.batches += 1
             return
         if plan.check and found.verification is None and not found.count:
@@ -180,8 +180,10 @@ def _first(model: nn.Module, tape: Tape, found: Collected) -> None:
 
 def _check(model: nn.Module, loss_fn: LossFn, batch: Any, plan: Plan, found: Collected) -> None:
     """The self-check and the isolation probe, on a few samples of the first batch."""
-    dim = plan.options.get("dim", 0)
-    n = batch_size(batch, dim)
+    dim, n = plan.options.get("dim", 0), _size(batch, plan)
+    if n is None:
+        found.unverified = "the samples of a batch of this kind cannot be exchanged"
+        return
     if n < 2:
         found.unverified = "the first batch has one sample, and isolation needs two"
         return
@@ -214,11 +216,12 @@ def _noise_part(norms: Tensor, projections: Tensor) -> Tensor:
     return torch.stack([torch.tensor(float(n), dtype=torch.float64), size, mean]).unsqueeze(0)
 
 
-def _is_empty(batch: Any, plan: Plan) -> bool:
+def _size(batch: Any, plan: Plan) -> int | None:
+    """How many samples a batch has; None for objects whose inside only the model knows."""
     try:
-        return batch_size(batch, plan.options.get("dim", 0)) == 0
-    except ValueError:
-        return False  # a batch of other objects: the model will say
+        return batch_size(batch, plan.options.get("dim", 0))
+    except UsageError:
+        return None
 
 
 def _length(batches: Iterable[Any], limit: int | None) -> int | None:

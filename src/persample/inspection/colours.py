@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from ..check import LossFn
 from ..entry import record
 from ..errors import PersampleError
 from ..tape import Tape
+from ..testing import LossFn
 from .store import Rows, Scratch
 
 if TYPE_CHECKING:

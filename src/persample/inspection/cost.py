@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..check import LossFn
+from ..testing import LossFn
 
 KEPT = 1000  # batches whose seconds are kept
 TIMED = 2  # batches on which a plain step is timed as well

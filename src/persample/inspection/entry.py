@@ -8,8 +8,9 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from ..check import LossFn
 from ..errors import UsageError
+from ..requests import shown, whole
+from ..testing import LossFn
 from .collect import Plan, collect, untouched
 from .colours import colour
 from .reading import Pick, expect_batches
@@ -59,10 +60,12 @@ def inspect(
     """
     if not isinstance(model, nn.Module):
         raise UsageError(f"inspect takes an nn.Module, got {type(model).__name__}")
-    if limit is not None and limit < 1:
-        raise UsageError(f"limit must be at least one batch, got {limit}")
-    if width < 1:
-        raise UsageError(f"width must be positive, got {width}")
+    if not callable(loss_fn):
+        raise UsageError(f"loss_fn is a function of (model, batch), got {shown(loss_fn)}")
+    if show is not None and not isinstance(show, Show):
+        raise UsageError(f"show must be a persample.Show, got {shown(show)}")
+    limit = None if limit is None else whole(limit, "limit", least=1)
+    width, memory = whole(width, "width", least=1), whole(memory, "memory", least=0)
     for name in ("lean", "verify"):
         if options.pop(name, False):
             raise UsageError(f"inspect does not take {name}=", fix="leave it out")

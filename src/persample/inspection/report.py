@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..check import Verification
+from ..requests import whole
 from . import health, neighbours
 from .collect import Collected
 from .compare import Comparison, Snapshot, compare, load
@@ -137,12 +138,14 @@ class Report:
     def outliers(self, k: int = 20) -> Table:
         """The k samples with the largest gradients, largest first."""
         sizes = torch.where(self.finite, self.norms, torch.full_like(self.norms, -1))
-        return self.rows(sizes.topk(min(k, int(self.finite.sum()))).indices)
+        k = min(whole(k, "k", least=0), int(self.finite.sum()))
+        return self.rows(sizes.topk(k).indices)
 
     def suspects(self, k: int = 20) -> Table:
         """The k samples whose gradients contradict their neighbours most, worst first."""
         score = torch.where(self.finite, self.suspicion.score, torch.full((), -1.0))
-        return self.rows(score.topk(min(k, int(self.finite.sum()))).indices)
+        k = min(whole(k, "k", least=0), int(self.finite.sum()))
+        return self.rows(score.topk(k).indices)
 
     def duplicates(self, *, tolerance: float = 0.02) -> list[tuple[int | str, ...]]:
         """Groups of ids whose gradients are the same up to ``tolerance`` of their length."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import Mixing, Reason, here
+from ..errors import LOOP, Mixing, Reason, here
 from ..layout import Additive, Constant, Layout, Mixed, State
 from .call import Call, Result, collect
 from .facts import CHOOSES
@@ -93,7 +93,7 @@ def _apply(operator: Operator, call: Call) -> Result | list[Result]:
     if operator.rule is None:
         raise Mixing(
             f"persample has no layout rule for {operator.name}",
-            'record(..., unproven="loop") computes these gradients one sample at a time',
+            LOOP,
         )
     try:
         return operator.rule(call)

@@ -15,16 +15,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .errors import here
-from .kinds import Kind, taken_apart, tapped
-from .layout import Layout, closed, explicit, ids_of
-from .operands import operand_of
-from .projection import ProjectedRecurrence
+from ..errors import here
+from ..kinds import Kind, taken_apart, tapped
+from ..layout import Layout, closed, explicit, ids_of
+from ..operands import operand_of
+from ..use import Use
+from .projected_lstm import ProjectedRecurrence
 from .recurrence import Recurrence, Sink, Steps
-from .use import Use
 
 if TYPE_CHECKING:
-    from .recorder import Recorder
+    from ..recorder import Recorder
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import lstm
+from . import even_lstm
 
 GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 Sink = Callable[[Tensor, Tensor], None]
@@ -112,7 +112,7 @@ def _lstm(
         if bias is not None:
             gates += bias
         split = gates.view(len(steps.sizes), -1, gates.shape[1])
-        *found, kept = lstm.forward(steps.order, split, h0, c0, weight)
+        *found, kept = even_lstm.forward(steps.order, split, h0, c0, weight)
         return *(t.flatten(0, 1) for t in found[:2]), *found[2:], [t.flatten(0, 1) for t in kept]
     gates = u + bias if bias is not None else u.clone()
     outputs, before = u.new_empty(u.shape[0], hidden), u.new_empty(u.shape[0], hidden)
@@ -142,7 +142,7 @@ def _lstm_backward(
         t = len(steps.sizes)
         gates, cells, squashed = (k.view(t, -1, k.shape[1]) for k in kept)
         given = (grads[0].reshape(t, -1, grads[0].shape[1]), *grads[1:])
-        delta, dh, dc = lstm.backward(steps.order, given, weight, (gates, cells, squashed))
+        delta, dh, dc = even_lstm.backward(steps.order, given, weight, (gates, cells, squashed))
         return delta.flatten(0, 1), delta.flatten(0, 1), dh, dc
     gates, cells, squashed = kept
     hidden = weight.shape[1]

@@ -1,0 +1,95 @@
+"""What the user says of tensors: where their samples are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from .errors import UsageError, describe, here
+from .layout import Constant, Layout, State, closed, explicit
+from .requests import expect_ids, shown, whole
+
+if TYPE_CHECKING:
+    from .recorder import Recorder
+
+Coloured = list[tuple[Tensor, State]]
+
+
+class Declared:
+    """The user's own marks, and what follows from them for rows of nobody."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.patterns: list[Tensor] = []  # the sample of every row, as the user said it
+
+    def mark(self, tensor: Tensor, *, dim: int = 0, ids: Tensor | None = None) -> None:
+        """The user says where the samples are."""
+        if not isinstance(tensor, Tensor) or tensor.dim() == 0:
+            raise UsageError(f"mark takes a tensor with at least one axis, got {shown(tensor)}")
+        dim = whole(dim, "dim")
+        if not -tensor.dim() <= dim < tensor.dim():
+            raise UsageError(f"no axis {dim} in a tensor of shape {tuple(tensor.shape)}")
+        axis = dim % tensor.dim()
+        size = tensor.shape[axis]
+        with torch._C.DisableTorchFunction():
+            self._expect_unknown(tensor)
+            self.recorder.custom.expose(tensor)
+            if ids is not None:
+                self._mark_ids(tensor, axis, ids)
+                return
+            if self.recorder.n is None:
+                self.recorder.n = size
+            if size != self.recorder.n:
+                raise UsageError(
+                    f"axis {axis} of a tensor {tuple(tensor.shape)} does not hold "
+                    f"{self.recorder.n} samples",
+                    fix="several forwards in one recording must have the same samples; "
+                    "give ids= for rows that are not one per sample",
+                )
+            self.recorder.marks.put(tensor, closed(axis))
+
+    def _expect_unknown(self, tensor: Tensor) -> None:
+        """What was computed from parameters holds its samples where the recorder saw them go."""
+        known = self.recorder.look(tensor) if tensor.requires_grad else None
+        if known is not None and not isinstance(known, Constant):
+            raise UsageError(
+                f"a tensor {tuple(tensor.shape)} that depends on parameters cannot be marked",
+                where=describe(here()),
+                why="its gradients have been followed already, and a mark would not move them",
+                fix="mark the data that the model is called with",
+            )
+
+    def _mark_ids(self, tensor: Tensor, axis: int, ids: Tensor) -> None:
+        size = tensor.shape[axis]
+        if self.recorder.n is None:
+            raise UsageError("ids need the number of samples", fix="record(model, n=...)")
+        expect_ids(ids, "ids")
+        if ids.shape != (size,):
+            raise UsageError(f"ids must have shape ({size},), got {tuple(ids.shape)}")
+        if size and not (int(ids.min()) >= -1 and int(ids.max()) < self.recorder.n):
+            raise UsageError(f"ids must lie between -1 and {self.recorder.n - 1}")
+        view = [1] * tensor.dim()
+        view[axis] = size
+        colours = ids.to(tensor.device, torch.long).view(view)
+        self.patterns.append(colours.flatten())
+        self.recorder.marks.put(tensor, explicit(colours, self.recorder.n))
+
+    def completed(self, layout: Layout) -> Layout:
+        """Constant rows among the samples' rows belong to whom the user's own ids say.
+
+        A constant may be coloured freely; without a colour, a parameter that meets it is nobody's
+        (a node of a graph that receives no message).
+        """
+        if layout.ids is None or len(layout.axes) != 1:
+            return layout
+        rows = layout.ids.flatten()
+        for pattern in self.patterns:
+            if pattern.shape == rows.shape and bool(((rows == pattern) | (rows < 0)).all()):
+                return Layout(layout.axes[0], 1, pattern.view_as(layout.ids), layout.coupled)
+        return layout
+
+    def all_completed(self, coloured: Coloured) -> Coloured:
+        """Completed layouts of all of them."""
+        return [(t, self.completed(s) if isinstance(s, Layout) else s) for t, s in coloured]

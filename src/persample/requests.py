@@ -1,0 +1,123 @@
+"""What may be asked: arguments are looked at before anything is computed from them."""
+
+from __future__ import annotations
+
+import numbers
+import operator
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .errors import UsageError
+
+
+def shown(value: object) -> str:
+    """A value in an error message, at most one line."""
+    if isinstance(value, Tensor):
+        return f"a tensor {tuple(value.shape)} of {value.dtype} on {value.device}"
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else f"{text[:59]}…"
+
+
+def whole(value: Any, what: str, *, least: int | None = None, fix: str = "") -> int:
+    """An integer, of NumPy or torch, too; truth values are none."""
+    try:
+        found = None if isinstance(value, bool) else operator.index(value)
+    except (TypeError, ValueError, RuntimeError):
+        found = None
+    if found is None or (least is not None and found < least):
+        kind = {None: "an integer", 0: "a non-negative integer", 1: "a positive integer"}[least]
+        raise UsageError(f"{what} must be {kind}, got {shown(value)}", fix=fix)
+    return found
+
+
+def number(value: Any, what: str, *, fix: str = "") -> float:
+    """One real number; text and truth values are none."""
+    if isinstance(value, Tensor):
+        fits = value.numel() == 1 and not value.is_meta
+        fits = fits and not value.is_complex() and value.dtype != torch.bool
+    else:
+        fits = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not fits:
+        raise UsageError(f"{what} must be one number, got {shown(value)}", fix=fix)
+    return float(value)
+
+
+def expect_ids(ids: Any, what: str) -> None:
+    """Refuse what does not give every row the number of a sample."""
+    integral = isinstance(ids, Tensor) and not (ids.is_floating_point() or ids.is_complex())
+    if not integral or ids.dim() != 1 or ids.is_meta:
+        raise UsageError(
+            f"{what} must be a tensor of integers with one axis, got {shown(ids)}",
+            fix="torch.tensor([0, 0, 1]): rows 0 and 1 are of sample 0, row 2 is of sample 1",
+        )
+
+
+def expect_coefficients(c: Any, n: int) -> None:
+    """Refuse what is not one finite real number for each sample."""
+    fits = isinstance(c, Tensor) and c.shape == (n,) and not c.is_complex()
+    if not fits or c.is_meta or c.layout is not torch.strided:
+        raise UsageError(f"coefficients must be real, in a tensor of shape ({n},), got {shown(c)}")
+    if not bool(torch.isfinite(c).all()):
+        raise UsageError("coefficients must be finite")
+
+
+def expect_projection(dim: Any, seed: Any) -> tuple[int, int]:
+    """Refuse what is not a positive dimension and an integer seed."""
+    return whole(dim, "dim", least=1), whole(seed, "seed")
+
+
+def expect_direction(direction: Any, names: Iterable[str], selected: Mapping[str, Tensor]) -> None:
+    """Refuse a direction that does not fit the parameters asked for."""
+    if not isinstance(direction, Mapping):
+        raise UsageError(f"a direction is a dictionary of names, got {shown(direction)}")
+    wanted = list(names)
+    if set(direction) != set(wanted):
+        odd = sorted(map(str, set(direction) ^ set(wanted)))
+        raise UsageError(
+            f"the direction must have the recorded parameters' names: {odd[:4]}",
+            fix="leave none out and add none; select with params=",
+        )
+    for name in wanted:
+        value, parameter = direction[name], selected[name]
+        if not isinstance(value, Tensor):
+            raise UsageError(f"{name}: a direction holds tensors, got {shown(value)}")
+        if value.shape != parameter.shape:
+            raise UsageError(
+                f"{name}: direction {tuple(value.shape)}, parameter {tuple(parameter.shape)}"
+            )
+        if value.device != parameter.device or value.layout is not torch.strided:
+            raise UsageError(
+                f"{name}: a direction must be dense, on the parameter's device, got {shown(value)}",
+                fix=f"direction[{name!r}].to_dense().to({str(parameter.device)!r})",
+            )
+        if value.is_complex() and not parameter.is_complex():
+            raise UsageError(f"{name}: a complex direction for a real parameter")
+
+
+def unfit(grads: Any, selected: Mapping[str, Tensor]) -> UsageError | None:
+    """Why these cannot become the parameters' gradients."""
+    if not isinstance(grads, Mapping):
+        return UsageError(
+            f"set_grad takes {{name: gradient}}, got {shown(grads)}",
+            fix="tape.set_grad(tape.clipped_sum(1.0))",
+        )
+    for name, value in grads.items():
+        if name not in selected:
+            return UsageError(
+                f"no recorded parameter is called {name!r}", fix="names are those of tape.names"
+            )
+        parameter = selected[name]
+        if not isinstance(value, Tensor) or value.is_meta is not parameter.is_meta:
+            return UsageError(f"{name}: a gradient must be a tensor, got {shown(value)}")
+        if value.shape != parameter.shape:
+            return UsageError(
+                f"{name}: a gradient of shape {tuple(value.shape)} for a parameter of "
+                f"shape {tuple(parameter.shape)}",
+                fix="set_grad takes sums over samples, not per-sample gradients",
+            )
+        if value.is_complex() and not parameter.is_complex():
+            return UsageError(f"{name}: a complex gradient for a real parameter")
+    return None
