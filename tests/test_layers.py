@@ -11,11 +11,11 @@ from persample.rules import RULES
 
 SOURCE = Path(persample.__file__).parent
 ORDER = [
-    "errors", "nodes", "layout", "propagate", "forms", "conditions", "kinds", "use", "marks",
-    "parameters", "distributed", "rules", "tap", "enter", "eager", "arguments", "guess", "inputs",
-    "entries", "explain", "clipping", "queries", "lean", "intake", "ledger", "positions", "asked",
-    "products", "moments", "tape", "taken", "functions", "watch", "custom", "proof", "loop",
-    "backward", "engine",
+    "errors", "nodes", "layout", "propagate", "forms", "conditions", "kinds", "use", "through",
+    "marks", "parameters", "distributed", "rules", "tap", "enter", "eager", "arguments", "guess",
+    "inputs", "entries", "explain", "clipping", "queries", "lean", "intake", "ledger", "positions",
+    "asked", "products", "moments", "tape", "taken", "functions", "watch", "custom", "proof",
+    "loop", "backward", "engine",
     "operands", "cells", "lstm", "recurrence", "projection", "unroll", "parties", "meeting",
     "calls", "recorder", "entry", "testing", "check", "expanded_weights", "memory", "inspection",
     "target", "demonstration", "cli", "__main__",
