@@ -70,7 +70,7 @@ class Calls:
                 return func(*args, **kwargs)
             return self._data(operator, func, args, kwargs, parties)
         if not parties.data:
-            return self._derive(operator, func, args, kwargs, parties.owned)
+            return self._derive(operator, func, args, kwargs, parties)
         if not wanted:
             return self._data(operator, func, args, kwargs, parties)
         if parties.key is None:
@@ -168,9 +168,10 @@ class Calls:
 
     def _derive(
         self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any],
-        owned: list[Tensor],
+        parties: Parties,
     ) -> Any:  # fmt: skip
         """Parameters and constants only: the result is derived from parameters."""
+        owned = parties.owned
         derived = SELECTED if any(self.recorder.is_selected(t) for t in owned) else EXCLUDED
         if operator.name == "embedding" and derived is SELECTED:
             derived = Derived(True, self._lookup(*args, **kwargs))
@@ -188,8 +189,9 @@ class Calls:
                     self._marks.put(tensor, derived if rows is None else rows, like)
                     if not torch.is_grad_enabled():  # a custom function may return this view
                         self._table[id(tensor)].history = False
-            elif derived is SELECTED and _made(operator, tensor, kwargs):
-                self._marks.put(tensor, PURE)
+            elif _made(operator, tensor, kwargs):
+                if derived is SELECTED or any(state is PURE for _, state in parties.coloured):
+                    self._marks.put(tensor, PURE)
         return out
 
     def _same_rows(self, tensor: Tensor, owned: list[Tensor]) -> Derived | None:

@@ -212,6 +212,9 @@ class Recorder:
         known = self.custom.unpacked(tensor) or self.custom.passed_through(tensor)
         if known is not None:
             return known
+        if self.parameters.partial and self.custom.of_excluded(tensor.grad_fn):
+            self.marks.put(tensor, EXCLUDED)
+            return EXCLUDED
         node = tensor.grad_fn
         why = (
             f"a tensor with a gradient history ({node.name() if node else 'unknown'}) was made "
