@@ -15,7 +15,7 @@ from .layout import CONSTANT, PURE, Additive, Layout, Mixed, State
 from .marks import EXCLUDED, SELECTED, Derived, Mark, same, version
 from .meeting import meet, not_per_sample
 from .nodes import graph_node
-from .parties import Coloured, Parties, Sorting
+from .parties import Coloured, Parties, Sorting, Transformed
 from .propagate import Operator, collect, propagate
 from .use import Lookup
 
@@ -56,7 +56,13 @@ class Calls:
                 return func(args[0], hook)  # type: ignore[no-untyped-call]
         if operator.enter and func not in self.entering and not operator.straight(args, kwargs):
             return self._enter(func, args, kwargs)
-        parties = self._sorted(operator, args, kwargs)
+        parties = None
+        try:
+            parties = self._sorted(operator, args, kwargs)
+        except Transformed:  # what comes out of the transform is nobody's
+            self.recorder.transforming = True
+        if parties is None:
+            return func(*args, **kwargs)
         wanted = torch.is_grad_enabled()
         if parties.coloured:
             if wanted:

@@ -14,6 +14,7 @@ from .arguments import argument_names, opened, packed_ids, walk
 from .errors import UsageError, describe, here
 from .guess import Guess
 from .layout import Constant, Layout, State, closed, explicit
+from .marks import transformed
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -218,6 +219,8 @@ class Inputs:
                 walk(name, opened(value), found)
         for name, value in kwargs.items():
             walk(name, opened(value), found)
+        if any(isinstance(v, Tensor) and transformed(v) for _, v in found):
+            return  # inside a torch.func transform, where nothing is followed
         fresh = [(path, value) for path, value in found if self._fresh(value)]
         if self.recorder.n is None:
             undeclared = [value for path, value in fresh if not self._declared(path, value)]

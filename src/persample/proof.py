@@ -27,6 +27,8 @@ def prove(recorder: Recorder, losses: Tensor) -> tuple[bool, Any]:
             fix="give it its own backward() after tape.set_grad(...)",
         )
     n = recorder.n
+    if n is None and isinstance(state, Mixed):
+        raise state.reason.error("samples meet before the loss", fix=LOOP)
     if n is None:
         raise UsageError(
             "no samples were seen",

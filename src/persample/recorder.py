@@ -68,6 +68,7 @@ class Recorder:
         self.ahead = lean if isinstance(lean, Ahead) else Ahead() if lean else None
         self.positions, self.budget = positions, budget
         self.loop = unproven == "loop"
+        self.transforming = False  # torch.func ran code that was not followed
         self.second_order = False  # a gradient was taken to be differentiated again
         self.native = verify or self.loop
         self._walked = modules_of(model)
@@ -221,6 +222,9 @@ class Recorder:
             "where the recorder could not see it"
         )
         fix = 'compute it inside the block, or record(..., unproven="loop")'
+        if self.transforming:
+            why += ": inside a torch.func transform (vmap, jvp, grad), perhaps"
+            fix = 'write it without torch.func, or record(..., unproven="loop")'
         state = Mixed(Reason("an unseen operator", why, (tuple(tensor.shape),), here(), fix))
         self.marks.put(tensor, state)
         return state
