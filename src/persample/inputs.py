@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from .arguments import argument_names, opened, packed_ids, walk
+from .arguments import argument_names, lists_alike, one_each, opened, packed_ids, walk
 from .errors import UsageError, describe, here
 from .guess import Guess
-from .layout import Constant, Layout, State, closed, explicit
+from .layout import Constant, Layout, State, closed, explicit, squeeze_colours
 from .marks import transformed
 
 if TYPE_CHECKING:
@@ -125,6 +125,7 @@ class Inputs:
         view[axis] = size
         colours = ids.to(tensor.device, torch.long).view(view)
         self.patterns.append(colours.flatten())
+        colours = squeeze_colours(colours, self.recorder.n)
         self.recorder.marks.put(tensor, explicit(colours, self.recorder.n))
 
     def completed(self, layout: Layout) -> Layout:
@@ -222,9 +223,12 @@ class Inputs:
         if any(isinstance(v, Tensor) and transformed(v) for _, v in found):
             return  # inside a torch.func transform, where nothing is followed
         fresh = [(path, value) for path, value in found if self._fresh(value)]
+        undeclared = [(path, value) for path, value in fresh if not self._declared(path, value)]
+        lists = lists_alike(undeclared) if len(undeclared) > 1 else []
         if self.recorder.n is None:
-            undeclared = [value for path, value in fresh if not self._declared(path, value)]
-            self.recorder.n = self.guess.infer(undeclared)
+            self.recorder.n = self.guess.infer([value for _, value in undeclared], lists)
+        each = one_each(lists, self.recorder.n, self.dim) if self.sample_ids is None else {}
+        self.guess.lengths.update(len(tensors) for tensors in lists)
         if fresh and torch.is_grad_enabled():
             self.guess.called(module)
         for path, value in fresh:
@@ -232,7 +236,11 @@ class Inputs:
             if tensor.layout is torch.strided:
                 self.storages.add(tensor.untyped_storage().data_ptr())
             self.recorder.custom.expose(tensor)
-            self._mark(path, value)
+            if id(tensor) in each:
+                self.recorder.marks.put(tensor, explicit(each[id(tensor)], self.recorder.n or 0))
+                self.seen.append(Seen(path, tuple(tensor.shape), samples=True, declared=False))
+            else:
+                self._mark(path, value)
 
     def _fresh(self, value: Any) -> bool:
         """Not known to hold samples yet."""
@@ -279,15 +287,17 @@ class Inputs:
                 samples = size == n
         if samples and n is not None:
             if self.sample_ids is not None:
-                self._mark_rows(value, n)
+                self._mark_rows(path, value, n)
             else:
                 marks.put(value, closed(self.dim))
                 self._guessed[id(value)] = value
         self.seen.append(Seen(path, tuple(value.shape), samples, declared))
 
-    def _mark_rows(self, value: Tensor, n: int) -> None:
+    def _mark_rows(self, path: str, value: Tensor, n: int) -> None:
         assert self.sample_ids is not None
         ids = self.sample_ids.to(value.device, torch.long).flatten()
+        if not value.is_floating_point() and value.dim() == 1 and torch.equal(value.long(), ids):
+            self.guess.telling = path
         if ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) < n):
             raise UsageError(f"sample_ids must lie between 0 and n - 1 = {n - 1}")
         if not self.patterns:

@@ -19,7 +19,7 @@ LOOP = 'record(..., unproven="loop") computes the gradient of each loss by its o
 def prove(recorder: Recorder, losses: Tensor) -> tuple[bool, Any]:
     """Whether the losses are one number, and what couples them; else why they are refused."""
     state = recorder.look(losses)
-    if isinstance(state, Derived):
+    if isinstance(state, Derived) and recorder.n is not None:
         recorder.inputs.expect_samples()
         raise MixedSamplesError(
             "the loss depends on parameters alone",
@@ -27,13 +27,17 @@ def prove(recorder: Recorder, losses: Tensor) -> tuple[bool, Any]:
             fix="give it its own backward() after tape.set_grad(...)",
         )
     n = recorder.n
-    if n is None and isinstance(state, Mixed):
-        raise state.reason.error("samples meet before the loss", fix=LOOP)
+    advice = recorder.inputs.guess.advice(losses, n)
+    if isinstance(state, Mixed) and (n is None or advice):
+        error = state.reason.error("samples meet before the loss", fix=LOOP)
+        fix = f"{advice}; or {error.fix}" if advice else error.fix
+        raise MixedSamplesError(error.what, where=error.where, why=error.why, fix=fix)
     if n is None:
         raise UsageError(
             "no samples were seen",
-            why="no module of the model was called inside the block",
-            fix="call the model on its inputs inside the block, or tape.mark(x)",
+            why="no module of the model was called with tensors inside the block",
+            fix="call the model on its inputs inside the block, or tape.mark(x) for data that "
+            "parameters are used with directly",
         )
     return expect_losses(losses, state, n)
 
@@ -55,6 +59,7 @@ def expect_losses(losses: Tensor, state: Any, n: int) -> tuple[bool, Reason | No
         error = state.reason.error("samples meet before the loss", fix=LOOP)
         fix = rows_of_a_sample(losses, n)
         if fix:
+            fix += f"; or, {state.reason.fix}" if state.reason.fix else ""
             raise MixedSamplesError(error.what, where=error.where, why=error.why, fix=fix)
         raise error
     raise MixedSamplesError(
