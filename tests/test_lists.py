@@ -192,7 +192,7 @@ def test_parameters_used_directly_with_data_that_nobody_marked() -> None:
     x = torch.randn(3, 4)
     with (
         persample.record(model) as tape,
-        pytest.raises(persample.UsageError, match="no samples were seen") as caught,
+        pytest.raises(persample.MixedSamplesError, match="no tensor was recognised") as caught,
     ):
         tape.backward(F.softplus(x @ model.w).sum(1))
     assert "tape.mark(x)" in caught.value.fix

@@ -143,26 +143,31 @@ def ids_of(layout: Layout, shape: Shape, n: int, device: torch.device) -> Tensor
 
 
 def remap(layout: Layout, places: Sequence[int | None], rank: int) -> Layout:
-    """Move axis d to ``places[d]`` in a tensor of that rank; a lost axis must be colourless."""
+    """Move axis d to ``places[d]`` in a tensor of that rank.
+
+    Along a lost axis there may be one colour besides constants: what is computed from both has it.
+    """
     if layout.ids is None:
         place = places[layout.axis]
         if place is None:
             raise Mixing("the operator acts across the axis that holds the samples")
         return closed(place, layout.inner)
-    view = [1] * rank
+    view, ids = [1] * rank, layout.ids
     order = []
-    for d, size in enumerate(layout.ids.shape):
+    for d, size in enumerate(ids.shape):
         place = places[d]
-        if place is None:
-            if size != 1:
-                raise Mixing("the operator acts across an axis that holds samples")
-        else:
+        if place is not None:
             view[place] = size
             order.append((place, d))
+        elif size != 1:
+            top = ids.amax(d, keepdim=True) if size else ids
+            if not size or not bool(((ids == top) | (ids < 0)).all()):
+                raise Mixing("the operator acts across an axis that holds samples")
+            ids = top
     order.sort()
     kept = [d for _, d in order]
-    lost = [d for d in range(layout.ids.dim()) if d not in kept]
-    return Layout(0, 1, layout.ids.permute(lost + kept).reshape(view))
+    lost = [d for d in range(ids.dim()) if d not in kept]
+    return Layout(0, 1, ids.permute(lost + kept).reshape(view))
 
 
 def align(layout: Layout, shape: Shape, out: Shape, n: int) -> Layout:

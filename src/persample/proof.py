@@ -19,12 +19,14 @@ LOOP = 'record(..., unproven="loop") computes the gradient of each loss by its o
 def prove(recorder: Recorder, losses: Tensor) -> tuple[bool, Any]:
     """Whether the losses are one number, and what couples them; else why they are refused."""
     state = recorder.look(losses)
-    if isinstance(state, Derived) and recorder.n is not None:
+    if isinstance(state, Derived):
         recorder.inputs.expect_samples()
+        unseen = "" if recorder.n is not None else "; if it takes data: tape.mark(x) before"
         raise MixedSamplesError(
             "the loss depends on parameters alone",
-            why="a regulariser has no per-sample gradient",
-            fix="give it its own backward() after tape.set_grad(...)",
+            why="a regulariser has no per-sample gradient"
+            + (", and no tensor was recognised as holding samples" if unseen else ""),
+            fix="give it its own backward() after tape.set_grad(...)" + unseen,
         )
     n = recorder.n
     advice = recorder.inputs.guess.advice(losses, n)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from torch import Tensor
@@ -44,6 +45,9 @@ def total(call: Call) -> Result:
     x = call.arg(0, "input", "self")
     layout = call.layout(x)
     if layout is not None and any(d in dims for d in layout.axes):
+        if layout.ids is not None and len(dims) < x.dim():  # one colour and constants, maybe
+            with contextlib.suppress(Mixing):
+                return reduced(call, dims)
         if call.name in ("nanmean",):
             raise Mixing("nanmean over samples divides by a count taken from the whole batch")
         return Additive()
