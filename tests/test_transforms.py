@@ -67,7 +67,7 @@ def native(model: nn.Module, losses: Tensor) -> dict[str, Tensor]:
     return {name: torch.stack(row) for name, row in rows.items()}
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # forward mode loads scripts
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")  # forward mode loads scripts
 @pytest.mark.parametrize("name", UNFOLLOWED)
 def test_refused_or_looped(name: str) -> None:
     model, x, losses = network(), torch.randn(N, N, dtype=torch.float64), UNFOLLOWED[name]
