@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from .attacks.__main__ import CASES, SCRIPTS, part
-from .attacks.base import judge, judge_script
+from .attacks.base import USERS, judge, judge_script
 
 # torch does not swap tensors that something refers to weakly, as the recorder does: loud
 LOUD = {"trick: swap_tensors", "trick: swap_tensors twice"}
@@ -24,6 +24,18 @@ def test_exact_or_refused(name: str) -> None:
         if not verdict.fits(case.expectation) and case.name not in LOUD:
             broken.append(f"{case.name} [{case.expectation}] {verdict.outcome}: {verdict.detail}")
     assert not broken
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", CASES)
+def test_never_wrong_with_several_rows_of_a_sample(name: str) -> None:
+    torch.manual_seed(0)
+    wrong = []
+    for case in part(name).cases():
+        verdict = judge(case, n=3, sample_ids=USERS)
+        if verdict.outcome == "wrong":
+            wrong.append(f"{case.name}: {verdict.detail}")
+    assert not wrong
 
 
 @pytest.mark.filterwarnings("ignore")

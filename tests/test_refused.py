@@ -261,6 +261,18 @@ class TestMisuse:
             tape.backward(model(one, shared).sum())
         assert tape.n == 1
 
+    def test_coupling_is_remembered_where_a_view_is_written(self) -> None:
+        model = linear().double()
+        count = torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64)
+        with persample.record(model) as tape:
+            tape.mark(count)
+            buffer = torch.zeros(2, 2, dtype=torch.float64)
+            buffer.view(-1)[:] = model(X).square().sum(1) / count.sum()
+            tape.backward(buffer.flatten())
+        tape.grads()
+        with pytest.raises(persample.MixedSamplesError, match="whole batch"):
+            tape.clipped_sum(1.0)
+
     def test_coupled_losses_cannot_be_clipped(self) -> None:
         model = linear().double()
         count = torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64)

@@ -66,3 +66,30 @@ def walk(path: str, value: Any, found: list[tuple[str, Any]]) -> None:
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
             walk(f"{path}.{field.name}", getattr(value, field.name), found)
+
+
+def lists_alike(found: list[tuple[str, Any]]) -> list[list[Tensor]]:
+    """Lists of several tensors that differ in their sizes at most; no lists of mere indices."""
+    lists: dict[str, list[Tensor]] = {}
+    for path, value in found:
+        prefix, _, last = path.rpartition(".")
+        if prefix and last.isdigit() and isinstance(value, Tensor):
+            lists.setdefault(prefix, []).append(value)
+    return [
+        tensors
+        for tensors in lists.values()
+        if len(tensors) > 1
+        and len({(t.dtype, t.dim()) for t in tensors}) == 1
+        and (tensors[0].dim() > 1 or (tensors[0].dim() and tensors[0].is_floating_point()))
+    ]
+
+
+def one_each(lists: list[list[Tensor]], n: int | None, dim: int) -> dict[int, Tensor]:
+    """The colour of each tensor, by its id, in lists of n that do not hold n rows each."""
+    found = {}
+    for tensors in lists:
+        rows = [t.shape[dim] if t.dim() > dim else 1 for t in tensors]
+        if len(tensors) == n and any(row != n for row in rows):
+            for k, tensor in enumerate(tensors):
+                found[id(tensor)] = torch.full((1,) * tensor.dim(), k, device=tensor.device)
+    return found

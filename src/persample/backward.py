@@ -39,9 +39,11 @@ def tape_backward(
         if not factor > 0 or factor == float("inf"):
             raise UsageError(f"scale must be a positive finite number, got {scale!r}")
         if not losses.requires_grad:
+            unused = ", or use none of the chosen parameters"
             raise UsageError(
                 "the losses carry no gradient",
-                why="they were detached, made integers, computed under no_grad, or from constants",
+                why="they were detached, made integers, computed under no_grad, or from constants"
+                + (unused if recorder.parameters.partial else ""),
                 fix="compute them inside the block with gradients enabled",
             )
         if losses.is_floating_point() and factor > torch.finfo(losses.dtype).max:

@@ -16,7 +16,7 @@ from .layout import CONSTANT, PURE, Additive, Layout, Mixed, State
 from .marks import EXCLUDED, SELECTED, Derived, Mark, same, unseen, version
 from .meeting import meet, not_per_sample
 from .nodes import graph_node
-from .parties import Coloured, Parties, Sorting
+from .parties import Coloured, Parties, Sorting, Transformed
 from .propagate import SET_DATA, Operator, collect, propagate
 from .use import Lookup
 
@@ -59,7 +59,13 @@ class Calls:
                 return self._exchange(func, *args)
         if operator.enter and func not in self.entering and not operator.straight(args, kwargs):
             return self._enter(func, args, kwargs)
-        parties = self._sorted(operator, args, kwargs)
+        parties = None
+        try:
+            parties = self._sorted(operator, args, kwargs)
+        except Transformed:  # what comes out of the transform is nobody's
+            self.recorder.transforming = True
+        if parties is None:
+            return func(*args, **kwargs)
         wanted = torch.is_grad_enabled()
         if parties.coloured:
             if wanted:
@@ -73,7 +79,7 @@ class Calls:
                 return func(*args, **kwargs)
             return self._data(operator, func, args, kwargs, parties)
         if not parties.data:
-            return self._derive(operator, func, args, kwargs, parties.owned)
+            return self._derive(operator, func, args, kwargs, parties)
         if not wanted:
             return self._data(operator, func, args, kwargs, parties)
         if parties.key is None:
@@ -185,9 +191,10 @@ class Calls:
 
     def _derive(
         self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any],
-        owned: list[Tensor],
+        parties: Parties,
     ) -> Any:  # fmt: skip
         """Parameters and constants only: the result is derived from parameters."""
+        owned = parties.owned
         derived = SELECTED if any(self.recorder.is_selected(t) for t in owned) else EXCLUDED
         if operator.name == "embedding" and derived is SELECTED:
             derived = Derived(True, self._lookup(*args, **kwargs))
@@ -205,8 +212,9 @@ class Calls:
                     self._marks.put(tensor, derived if rows is None else rows, like)
                     if not torch.is_grad_enabled():  # a custom function may return this view
                         self._table[id(tensor)].history = False
-            elif derived is SELECTED and _made(operator, tensor, kwargs):
-                self._marks.put(tensor, PURE)
+            elif _made(operator, tensor, kwargs):
+                if derived is SELECTED or any(state is PURE for _, state in parties.coloured):
+                    self._marks.put(tensor, PURE)
         return out
 
     def _same_rows(self, tensor: Tensor, owned: list[Tensor]) -> Derived | None:

@@ -173,6 +173,15 @@ class CustomFunctions(Hooks):
         slots, ends = self.recorder.parameters.slots, leaves_of(node)
         return bool(ends) and all(id(leaf) in slots for leaf in ends)
 
+    def of_excluded(self, node: Any) -> bool:
+        """Whether a graph ends in parameters that are not recorded, and nowhere else.
+
+        To those that are it is a constant, whatever made it.
+        """
+        slots = self.recorder.parameters.slots
+        ends = [slots.get(id(leaf)) for leaf in leaves_of(node)]
+        return bool(ends) and all(slot is not None and slot.name is None for slot in ends)
+
     def passed_through(self, tensor: Tensor) -> State | None:
         """A function that returned its input as it was: torch made a view of the input."""
         node, base = tensor.grad_fn, tensor._base

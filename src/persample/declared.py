@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .errors import UsageError, describe, here
 from .layout import Constant, Layout, State, closed, explicit
+from .propagate.reshaping import squeeze_colours
 from .requests import expect_ids, shown, whole
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class Declared:
         view[axis] = size
         colours = ids.to(tensor.device, torch.long).view(view)
         self.patterns.append(colours.flatten())
+        colours = squeeze_colours(colours, self.recorder.n)
         self.recorder.marks.put(tensor, explicit(colours, self.recorder.n))
 
     def completed(self, layout: Layout) -> Layout:

@@ -17,17 +17,23 @@ class Guess:
     def __init__(self, dim: int) -> None:
         self.dim = dim
         self.made = False
+        self.lengths: set[int] = set()  # of lists whose tensors may be one sample each
+        self.telling = ""  # an input that says whose each row is, and was taken as samples' own
         self._other: int | None = None  # the first size that is not one, beside one
         self._second: set[int] = set()  # sizes of the next axis, if the first has one index
         self._calls: dict[int, int] = {}  # how often a module was given samples
 
-    def infer(self, values: Sequence[Any]) -> int | None:
-        """The size of the samples' axis of the first input.
+    def infer(self, values: Sequence[Any], lists: Sequence[list[Tensor]] = ()) -> int | None:
+        """The size of the samples' axis of the first input, or the length of the first list.
 
-        One row may be a batch of one, or something that all samples share: then most inputs decide,
-        and the losses must agree.
+        A list counts if its tensors have different numbers of rows alike: one sample each. One row
+        may be a batch of one, or something that all samples share: then most inputs decide, and the
+        losses must agree.
         """
         self.made = True
+        for tensors in lists:
+            if tensors[0] is values[0] and self.dim == 0 and _ragged(tensors):
+                return len(tensors)
         sizes = []
         for value in values:
             if isinstance(value, PackedSequence):
@@ -51,6 +57,18 @@ class Guess:
         """A module was given samples."""
         if self.made:
             self._calls[id(module)] = self._calls.get(id(module), 0) + 1
+
+    def advice(self, losses: Tensor, n: int | None) -> str:
+        """What may have been taken for something else, where samples meet."""
+        count = losses.shape[0] if losses.dim() == 1 else 0
+        if self.telling:
+            return (
+                f"if {self.telling!r} only says whose each row is, name it in "
+                f"record(..., constants=({self.telling!r},))"
+            )
+        if self.made and count != n and count in self.lengths:
+            return f"if every tensor of a list is a sample: record(..., n={count})"
+        return ""
 
     def expect_agreement(self, losses: Tensor, n: int | None) -> None:
         """Where the inputs leave a doubt about n, the losses must settle it."""
@@ -82,6 +100,11 @@ class Guess:
                 "record(..., n=...), or constants=... with the names of inputs that all samples "
                 "share",
             )
+
+
+def _ragged(tensors: list[Tensor]) -> bool:
+    rows, rest = {t.shape[0] for t in tensors}, {t.shape[1:] for t in tensors}
+    return len(rows) > 1 and len(rest) == 1
 
 
 def _unclear(sizes: tuple[int, int], why: str, fix: str) -> UsageError:

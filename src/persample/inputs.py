@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from .arguments import argument_names, opened, packed_ids, walk
+from .arguments import argument_names, lists_alike, one_each, opened, packed_ids, walk
 from .declared import Declared
 from .errors import UsageError
 from .guess import Guess
 from .layout import Constant, closed, explicit
+from .marks import transformed
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -150,10 +151,15 @@ class Inputs(Declared):
                 walk(name, opened(value), found)
         for name, value in kwargs.items():
             walk(name, opened(value), found)
+        if any(isinstance(v, Tensor) and transformed(v) for _, v in found):
+            return  # inside a torch.func transform, where nothing is followed
         fresh = [(path, value) for path, value in found if self._fresh(value)]
+        undeclared = [(path, value) for path, value in fresh if not self._declared(path, value)]
+        lists = lists_alike(undeclared) if len(undeclared) > 1 else []
         if self.recorder.n is None:
-            undeclared = [value for path, value in fresh if not self._declared(path, value)]
-            self.recorder.n = self.guess.infer(undeclared)
+            self.recorder.n = self.guess.infer([value for _, value in undeclared], lists)
+        each = one_each(lists, self.recorder.n, self.dim) if self.sample_ids is None else {}
+        self.guess.lengths.update(len(tensors) for tensors in lists)
         if fresh and torch.is_grad_enabled():
             self.guess.called(module)
         for path, value in fresh:
@@ -163,7 +169,11 @@ class Inputs(Declared):
                 if self.recorder.lean:
                     self.kept.append(tensor)
             self.recorder.custom.expose(tensor)
-            self._mark(path, value)
+            if id(tensor) in each:
+                self.recorder.marks.put(tensor, explicit(each[id(tensor)], self.recorder.n or 0))
+                self.seen.append(Seen(path, tuple(tensor.shape), samples=True, declared=False))
+            else:
+                self._mark(path, value)
 
     def _see_constant(self, name: str, value: Any) -> None:
         """An argument that is constant by its position."""
@@ -223,15 +233,17 @@ class Inputs(Declared):
                 samples = size == n
         if samples and n is not None:
             if self.sample_ids is not None:
-                self._mark_rows(value, n)
+                self._mark_rows(path, value, n)
             else:
                 marks.put(value, closed(self.dim))
                 self._guessed[id(value)] = value
         self.seen.append(Seen(path, tuple(value.shape), samples, declared))
 
-    def _mark_rows(self, value: Tensor, n: int) -> None:
+    def _mark_rows(self, path: str, value: Tensor, n: int) -> None:
         assert self.sample_ids is not None
         ids = self.sample_ids.to(value.device, torch.long).flatten()
+        if not value.is_floating_point() and value.dim() == 1 and torch.equal(value.long(), ids):
+            self.guess.telling = path
         if ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) < n):
             raise UsageError(f"sample_ids must lie between 0 and n - 1 = {n - 1}")
         if not self.patterns:

@@ -143,7 +143,10 @@ def ids_of(layout: Layout, shape: Shape, n: int, device: torch.device) -> Tensor
 
 
 def remap(layout: Layout, places: Sequence[int | None], rank: int) -> Layout:
-    """Move axis d to ``places[d]`` in a tensor of that rank; a lost axis must be colourless."""
+    """Move axis d to ``places[d]`` in a tensor of that rank.
+
+    Along a lost axis there may be one colour besides constants: what is computed from both has it.
+    """
     if layout.ids is None:
         place = places[layout.axis]
         if place is None:
@@ -167,9 +170,10 @@ def _one_colour(ids: Tensor, axis: int) -> Tensor:
     """The colour of everything along an axis that an operator works along."""
     if ids.shape[axis] == 1:
         return ids
-    top = ids.amax(axis, keepdim=True)
-    if bool(((ids == top) | (ids < 0)).all()):
-        return top
+    if ids.shape[axis]:
+        top = ids.amax(axis, keepdim=True)
+        if bool(((ids == top) | (ids < 0)).all()):
+            return top
     raise Mixing("the operator acts across an axis that holds samples")
 
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from .errors import LOOP, Reason, here
-from .layout import Additive, Layout, Mixed, State, closed
+from .layout import Additive, Layout, Mixed, State
+from .through import painted_through, whole_of
 from .use import Lookup
 
 
@@ -191,11 +192,10 @@ class Marks:
         before = known.state if known is not None else None
         after: State = state
         if isinstance(state, Layout):
-            whole = _whole(state, view, base, self.n)
+            whole = whole_of(state, view, base, self.n)
             if whole is None or not (before is None or same(before, whole)):
-                after = unseen("a view of it was written to, with samples elsewhere")
-            else:
-                after = whole
+                whole = painted_through(state, view, base, before, self.n)
+            after = whole or unseen("a view of it was written to, with samples elsewhere")
         family = self.table[id(view)].family
         if known is None:
             self.put(base, after)
@@ -253,18 +253,6 @@ def transformed(tensor: Tensor) -> bool:
 def view(tensor: Tensor) -> tuple[Any, ...]:
     """Which memory a tensor looks at, and how."""
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
-
-
-def _whole(layout: Layout, view: Tensor, base: Tensor, n: int | None) -> Layout | None:
-    """The layout of a tensor from that of a view that covers all of the samples' axis."""
-    if n == 1:
-        ids = torch.zeros((1,) * base.dim(), dtype=torch.long, device=base.device)
-        return Layout(0, 1, ids)
-    if layout.ids is not None:
-        return layout if view.shape == base.shape and view.stride() == base.stride() else None
-    size, stride = view.shape[layout.axis], view.stride(layout.axis)
-    places = [d for d in range(base.dim()) if base.stride(d) == stride and base.shape[d] == size]
-    return closed(places[0], layout.inner) if len(places) == 1 and size != 1 else None
 
 
 def gained_history(mark: Mark, tensor: Tensor) -> bool:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from .conditions import RandomState, current_autocast, fingerprint
 from .errors import Reason, here
@@ -232,8 +233,8 @@ def _through_node(
     if dirty and outs[0]._base is not None:  # a view of a result that nobody else sees
         dirty = not outs[0].requires_grad
         outs[0] = outs[0].detach() if dirty else outs[0]
-    if torch._C._len_torch_dispatch_stack():  # selective checkpointing keeps what it saw
-        dirty = False
+    if torch._C._len_torch_dispatch_stack() or forward_ad._current_level >= 0:
+        dirty = False  # selective checkpointing keeps what it saw, forward mode a derivative
     picked = [outs[k] for k in use.tapped.results]
     use.fingerprint = fingerprint(saved)
     if recorder.expects:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .layout import Constant, Layout, State
-from .marks import Derived
+from .marks import Derived, transformed
 from .propagate import Operator
 
 if TYPE_CHECKING:
@@ -30,6 +30,10 @@ class Parties:
         self.owned: list[Tensor] = []
         self.data = False
         self.key: tuple[Any, ...] | None = None
+
+
+class Transformed(Exception):
+    """A tensor of this call stands for another inside a torch.func transform."""
 
 
 class Sorting:
@@ -91,6 +95,8 @@ class Sorting:
             key.append(_MINE)
             parties.owned.append(value)
             return True
+        elif mark is None and not self.recorder.busy and transformed(value):
+            raise Transformed
         else:
             state = self.recorder.look(value)
         if state is None:

@@ -30,17 +30,25 @@ def prove(recorder: Recorder, losses: Tensor) -> tuple[bool, Any]:
     state = recorder.look(losses)
     if isinstance(state, Derived):
         recorder.inputs.expect_samples()
+        unseen = "" if recorder.n is not None else "; if it takes data: tape.mark(x) before"
         raise MixedSamplesError(
             "the loss depends on parameters alone",
-            why="a regulariser has no per-sample gradient",
-            fix="give it its own backward() after tape.set_grad(...)",
+            why="a regulariser has no per-sample gradient"
+            + (", and no tensor was recognised as holding samples" if unseen else ""),
+            fix="give it its own backward() after tape.set_grad(...)" + unseen,
         )
     n = recorder.n
+    advice = recorder.inputs.guess.advice(losses, n)
+    if isinstance(state, Mixed) and (n is None or advice):
+        error = state.reason.error("samples meet before the loss", fix=LOOP)
+        fix = f"{advice}; or {error.fix}" if advice else error.fix
+        raise MixedSamplesError(error.what, where=error.where, why=error.why, fix=fix)
     if n is None:
         raise UsageError(
             "no samples were seen",
-            why="no module of the model was called inside the block",
-            fix="call the model on its inputs inside the block, or tape.mark(x)",
+            why="no module of the model was called with tensors inside the block",
+            fix="call the model on its inputs inside the block, or tape.mark(x) for data that "
+            "parameters are used with directly",
         )
     return expect_losses(losses, state, n)
 
@@ -64,6 +72,7 @@ def expect_losses(losses: Tensor, state: Any, n: int) -> tuple[bool, Reason | No
         error = state.reason.error("samples meet before the loss", fix=fix)
         fix = rows_of_a_sample(losses, n)
         if fix:
+            fix += f"; or, {state.reason.fix}" if state.reason.fix else ""
             raise MixedSamplesError(error.what, where=error.where, why=error.why, fix=fix)
         raise error
     raise MixedSamplesError(

@@ -72,6 +72,7 @@ class Recorder:
         self.ahead = lean if isinstance(lean, Ahead) else Ahead() if lean else None
         self.positions, self.budget = positions, budget
         self.loop = unproven == "loop"
+        self.transforming = False  # torch.func ran code that was not followed
         self.second_order = False  # a gradient was taken to be differentiated again
         self.native = verify or self.loop
         self._walked = modules_of(model)
@@ -243,12 +244,18 @@ class Recorder:
         known = self.custom.unpacked(tensor) or self.custom.passed_through(tensor)
         if known is not None:
             return known
+        if self.parameters.partial and self.custom.of_excluded(tensor.grad_fn):
+            self.marks.put(tensor, EXCLUDED)
+            return EXCLUDED
         node = tensor.grad_fn
         why = (
             f"a tensor with a gradient history ({node.name() if node else 'unknown'}) was made "
             "where the recorder could not see it"
         )
         fix = 'compute it inside the block, or record(..., unproven="loop")'
+        if self.transforming:
+            why += ": inside a torch.func transform (vmap, jvp, grad), perhaps"
+            fix = 'write it without torch.func, or record(..., unproven="loop")'
         state = Mixed(Reason("an unseen operator", why, (tuple(tensor.shape),), here(), fix))
         self.marks.put(tensor, state)
         return state

@@ -142,6 +142,12 @@ class Tap(torch.autograd.Function):
         return outs[0] if len(outs) == 1 else outs
 
     @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        """Forward-mode derivatives pass as they are; what they are used for is not followed."""
+        outs = tangents[4 + ctx.count :]
+        return outs[0] if len(outs) == 1 else outs
+
+    @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         """Hand the gradients to the use and pass them on."""
         if any(g is not None for g in grads):

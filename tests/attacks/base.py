@@ -18,6 +18,7 @@ from persample.testing import LossFn, oracle, relative_error
 EXACT, REFUSED, EITHER = "exact", "refused", "either"
 N = 4  # samples; also features, time steps, channels and heads: sizes must not tell axes apart
 TOLERANCE = 1e-9
+USERS = torch.tensor([2, 0, 2, 0])  # whose each row is, one user without rows
 Rows = dict[str, Tensor]
 
 
@@ -233,6 +234,31 @@ def truths(item: Case) -> tuple[Tensor, dict[str, Rows], bool]:
     return losses, answers, mixing
 
 
+def by_user(item: Case) -> tuple[Tensor, dict[str, Rows], bool]:
+    """The same where rows belong to users: right answers, and whether a loss depends on two.
+
+    A user's losses are added and back-propagated at once: what a backward does need not be linear.
+    """
+    losses, _, depends = jacobian_rows(copied(item.model), item.loss_fn, item.batch)
+    if losses.shape != (N,) or "by frequency" in item.name:  # counted within one sample
+        raise ValueError("no native answer")
+    touched = torch.stack([depends[:, user == USERS].any(1) for user in range(3)])
+    mine = torch.stack([user == USERS for user in range(3)])
+    answers: dict[str, Rows] = {}
+    for name, chosen in (("native", mine), ("owner", touched)):
+        rows: dict[str, list[Tensor]] = {k: [] for k in trainable(item.model)}
+        for user in range(3):
+            model = copied(item.model)
+            for parameter in trainable(model).values():
+                parameter.grad = None
+            if chosen[user].any():
+                item.loss_fn(model, item.batch)[chosen[user]].sum().backward()
+            for k, parameter in trainable(model).items():
+                rows[k].append(dense(parameter))
+        answers[name] = {k: torch.stack(r) for k, r in rows.items()}
+    return losses, answers, bool((touched.sum(0) > 1).any())
+
+
 def copied(model: nn.Module) -> nn.Module:
     """A fresh model where it can be copied (the parameters of a copied script are no leaves)."""
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
@@ -250,8 +276,9 @@ def refusal(error: persample.PersampleError) -> str:
 
 def judge(item: Case, **options: Any) -> Verdict:
     """Record one case and compare."""
+    users = options.get("sample_ids") is not None
     try:
-        losses, answers, mixing = truths(item)
+        losses, answers, mixing = by_user(item) if users else truths(item)
     except Exception as error:
         return Verdict("invalid", f"{type(error).__name__}: {error}")
     model = copied(item.model)
@@ -266,6 +293,8 @@ def judge(item: Case, **options: Any) -> Verdict:
         return Verdict("crash", f"{type(error).__name__}: {error}".splitlines()[0])
     if not torch.allclose(found_losses.detach(), losses, atol=1e-12, equal_nan=True):
         return Verdict("wrong", "the recording changed the losses")
+    if users and mixing:
+        return Verdict("wrong", "a loss depends on several users")
     return compare(found, answers, mixing)
 
 

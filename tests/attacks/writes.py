@@ -189,6 +189,59 @@ WRITES: dict[str, tuple[str, str]] = {
     "addmm_": (REFUSED, "h.addmm_(h.clone(), h.clone())"),
     "split views, one written": (REFUSED, "a, b = h[:2], h[2:]\na.mul_(b.clone())"),
     "real and imag views": (EXACT, "c = torch.complex(h, h * 2)\nc.real.mul_(3)\nout = c.abs()"),
+    "a buffer by its flat view": (EXACT, "b = zeros()\nb.view(-1)[:] = h.reshape(-1)\nout = b * h"),
+    "a buffer by its flat view, transposed": (
+        REFUSED,
+        "b = zeros()\nb.view(-1)[:] = h.T.reshape(-1)\nout = b * h",
+    ),
+    "a buffer by a flat view of rows": (
+        EXACT,
+        "b = zeros(2, 2, N)\nb.view(N, N).index_add_(0, PERM, h)\nout = b.view(N, N)[PERM] * h",
+    ),
+    "a buffer by a flat view of rows, out of order": (
+        REFUSED,
+        "b = zeros(2, 2, N)\nb.view(N, N).index_add_(0, PERM, h)\nout = b.view(N, N) * h",
+    ),
+    "element by element, index after index": (
+        EXACT,
+        "b = zeros()\nfor i in range(N):\n    for j in range(N):\n        b[i][j] = h[i, j]\n"
+        "out = b * h",
+    ),
+    "element by element, one of another sample": (
+        REFUSED,
+        "b = zeros()\nfor i in range(N):\n    for j in range(N):\n"
+        "        b[i][j] = h[i if i * j != 2 else 0, j]\nout = b * h",
+    ),
+    "rows over rows by a flat view": (
+        REFUSED,
+        "g = h.clone()\nh.view(-1)[:N] = g[1]\nout = h * g",
+    ),
+    "a part of a buffer by a view": (
+        EXACT,
+        "b = zeros(N, 2, N)\nb.view(N, -1)[:, 1:N] = h[:, 1:]\nout = b.sum(1) * h",
+    ),
+    "a strided view, across": (
+        REFUSED,
+        "b = zeros()\nb.as_strided((N, N), (1, N)).copy_(h)\nout = b * h",
+    ),
+    "a strided view, across and back": (
+        EXACT,
+        "b = zeros()\nb.as_strided((N, N), (1, N)).copy_(h)\nout = b.T * h",
+    ),
+    "a strided view that overlaps": (
+        REFUSED,
+        "b = zeros(2 * N)\nfor i in range(N):\n    b.as_strided((N,), (1,), i).add_(h[i])\n"
+        "out = h * b[:N]",
+    ),
+    "a flat view after its base was written": (
+        EITHER,
+        "b = zeros()\nv = b.view(-1)\nb[:2] = h[:2]\nv[2 * N :] = h[2:].reshape(-1)\nout = b * h",
+    ),
+    "two flat views, one after the other": (
+        EITHER,
+        "b = zeros()\nv, w = b.view(-1), b.view(2, 8)\nv[:N] = h[0]\nw[1] = h[2:].reshape(-1)\n"
+        "out = b * h",
+    ),
 }
 
 

@@ -32,16 +32,17 @@ def gathered(call: Call, operands: Sequence[tuple[Any, Places]], out: Tensor) ->
 
 def contracts_samples(call: Call, operands: Sequence[tuple[Any, Places]]) -> bool:
     """Whether all coloured operands hold their samples, alike, on one contracted axis."""
-    found: list[tuple[Layout, int]] = []
+    found: list[tuple[Layout, Tensor]] = []
     for tensor, places in operands:
         layout = call.layout(tensor)
         if layout is not None:
-            if layout.ids is not None or places[layout.axis] is not None:
+            if len(layout.axes) != 1 or places[layout.axes[0]] is not None:
                 return False
-            found.append((layout, tensor.shape[layout.axis]))
-    return bool(found) and all(
-        layout.inner == found[0][0].inner and size == found[0][1] for layout, size in found
-    )
+            found.append((layout, tensor))
+    if all(layout.ids is None for layout, _ in found):
+        return len({(layout.inner, t.shape[layout.axis]) for layout, t in found}) == 1
+    rows = [ids_of(layout, t.shape, call.n, t.device).flatten() for layout, t in found]
+    return bool((rows[0] >= 0).all()) and all(torch.equal(rows[0], other) for other in rows)
 
 
 def batch(tensor: Tensor, core: int, out: Tensor, out_core: int) -> Places:

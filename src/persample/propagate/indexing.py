@@ -239,8 +239,8 @@ def embedding_bag(call: Call) -> Result | list[Result]:
         if bool((colours[bag] != rows).any()):
             raise Mixing(
                 "a bag holds rows of several samples",
-                "indices that are not one per sample, though as many, are named in "
-                "record(..., constants=...)",
+                "if each bag is a sample: record(..., constants=...) with the name of the input "
+                "that holds the indices",
             )
         result = explicit(colours.view(-1, 1), call.n)
     if marks is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 
 from ..errors import Mixing
@@ -78,6 +80,9 @@ def join(call: Call) -> Result:
             if call.name == "stack":
                 return carry(call, [(t, ()) for t in tensors], call.out, {dim})
             if all(dim not in v.axes for v in layouts):
+                return carry(call, [(t, {dim}) for t in tensors], call.out, {dim})
+        elif call.name != "stack" and all(v.axes and dim not in v.axes for v in layouts):
+            with contextlib.suppress(Mixing):  # the same rows beside each other, and constants
                 return carry(call, [(t, {dim}) for t in tensors], call.out, {dim})
     return probed(call)  # type: ignore[return-value]
 

@@ -125,7 +125,7 @@ def _scattered(
     layout, brought = call.layout(x), call.layout(source)
     if brought is None:
         return layout
-    placed = brought.ids is None and axis not in brought.axes
+    placed = bool(brought.axes) and axis not in brought.axes
     if placed and (layout is None or axis not in layout.axes):
         same = (
             x.shape[:axis] == source.shape[:axis]

@@ -1,0 +1,59 @@
+"""What a write into a view makes of the tensor that it is a view of."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .layout import CONSTANT, Layout, closed, explicit, ids_of
+from .propagate.reshaping import squeeze_colours
+
+
+def whole_of(layout: Layout, view: Tensor, base: Tensor, n: int | None) -> Layout | None:
+    """The layout of a tensor from that of a view that covers all of the samples' axis."""
+    if n == 1:
+        ids = torch.zeros((1,) * base.dim(), dtype=torch.long, device=base.device)
+        return Layout(0, 1, ids)
+    if layout.ids is not None:
+        return layout if view.shape == base.shape and view.stride() == base.stride() else None
+    size, stride = view.shape[layout.axis], view.stride(layout.axis)
+    places = [d for d in range(base.dim()) if base.stride(d) == stride and base.shape[d] == size]
+    return closed(places[0], layout.inner) if len(places) == 1 and size != 1 else None
+
+
+def painted_through(
+    layout: Layout, view: Tensor, base: Tensor, before: object, n: int | None
+) -> Layout | None:
+    """The layout of a tensor from the colours of each element, its own and the view's.
+
+    None where they say different things, or where it is not known which elements a view shows.
+    """
+    if n is None or not (before is None or before is CONSTANT or isinstance(before, Layout)):
+        return None
+    start = view.storage_offset() - base.storage_offset()
+    if view.dtype != base.dtype or start < 0 or start + _reach(view) > _reach(base):
+        return None
+    if any(
+        size > 1 and stride == 0 for size, stride in zip(base.shape, base.stride(), strict=True)
+    ):
+        return None
+    colours = torch.empty_strided(
+        base.shape, base.stride(), dtype=torch.long, device=base.device
+    ).fill_(-1)
+    if isinstance(before, Layout):
+        colours.copy_(ids_of(before, base.shape, n, base.device).expand(base.shape))
+    seen = colours.as_strided(view.shape, view.stride(), start)
+    new = ids_of(layout, view.shape, n, view.device).expand(view.shape)
+    if bool(((seen >= 0) & (new >= 0) & (seen != new)).any()):
+        return None
+    seen.copy_(torch.maximum(seen, new))
+    found = explicit(squeeze_colours(colours, n), n)
+    coupled = before.coupled if isinstance(before, Layout) else None
+    return found.with_coupling(layout.coupled or coupled)
+
+
+def _reach(tensor: Tensor) -> int:
+    """How many elements of memory there are from a tensor's first to its last."""
+    if tensor.numel() == 0:
+        return 0
+    return 1 + sum((s - 1) * t for s, t in zip(tensor.shape, tensor.stride(), strict=True))
