@@ -149,9 +149,19 @@ class TestMisuse:
         model = linear().double()
         with persample.record(model) as tape:
             losses = model(X).sum(1)
-        losses.sum().backward()
+        with pytest.warns(persample.UnheardWarning, match="received no gradients"):
+            losses.sum().backward()
         with pytest.raises(persample.UsageError, match="did not start"):
             tape.grads()
+
+    def test_backward_after_the_tape_is_gone(self) -> None:
+        model = linear().double()
+        with persample.record(model) as tape:
+            losses = model(X).sum(1)
+        del tape
+        with pytest.warns(persample.UnheardWarning, match="received no gradients"):
+            losses.sum().backward()
+        assert model.weight.grad is None
 
     def test_stepped_parameters(self) -> None:
         model = linear().double()

@@ -20,6 +20,7 @@ from .errors import (
     PersampleError,
     StaleError,
     StorageError,
+    UnheardWarning,
     UsageError,
     VerificationError,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "StaleError",
     "StorageError",
     "Tape",
+    "UnheardWarning",
     "UsageError",
     "VerificationError",
     "automatic",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from .conditions import tolerance
+from .conditions import RandomState, tolerance
 from .entry import record
 from .errors import PersampleError, UsageError
 from .loop import narrowest
@@ -57,6 +57,19 @@ class Verification:
         return "\n".join(lines)
 
 
+class _Random:
+    """The generators of all devices that a model is on."""
+
+    def __init__(self, model: nn.Module) -> None:
+        devices = {torch.device("cpu"), *(p.device for p in model.parameters())}
+        self._states = [RandomState(device) for device in devices]
+
+    def restore(self) -> None:
+        """As they were."""
+        for state in self._states:
+            state.restore()
+
+
 def verify(model: nn.Module, loss_fn: LossFn, batch: Any, **options: Any) -> Verification:
     """Check persample on your own training step: right, or it says where not.
 
@@ -77,12 +90,12 @@ def verify(model: nn.Module, loss_fn: LossFn, batch: Any, **options: Any) -> Ver
     n = options.get("n") or batch_size(batch, options.get("dim", 0))
     if n < 2:
         raise UsageError("verify needs at least two samples", fix="pass a larger batch")
-    state = torch.get_rng_state()
+    state = _Random(model)
     try:
         rows, expected, c, limit = _run(model, loss_fn, batch, options, state)
         moved = _isolation(model, loss_fn, batch, options, state, rows, n)
     finally:
-        torch.set_rng_state(state)
+        state.restore()
     top = max((float(e.abs().max()) for e in expected.values() if e.numel()), default=0.0) or 1.0
     checked = []
     for name, g in rows.items():
@@ -94,10 +107,10 @@ def verify(model: nn.Module, loss_fn: LossFn, batch: Any, **options: Any) -> Ver
 
 
 def _run(
-    model: nn.Module, loss_fn: LossFn, batch: Any, options: dict[str, Any], state: Tensor
+    model: nn.Module, loss_fn: LossFn, batch: Any, options: dict[str, Any], state: _Random
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor, float]:
     rows = _rows(model, loss_fn, batch, options, state)
-    torch.set_rng_state(state)
+    state.restore()
     losses = loss_fn(model, batch)
     if losses.dim() != 1:
         raise UsageError(
@@ -121,9 +134,9 @@ def _run(
 
 
 def _rows(
-    model: nn.Module, loss_fn: LossFn, batch: Any, options: dict[str, Any], state: Tensor
+    model: nn.Module, loss_fn: LossFn, batch: Any, options: dict[str, Any], state: _Random
 ) -> dict[str, Tensor]:
-    torch.set_rng_state(state)
+    state.restore()
     with record(model, **options) as tape:
         tape.backward(loss_fn(model, batch))
     rows = tape.grads()
@@ -136,7 +149,7 @@ def _isolation(
     loss_fn: LossFn,
     batch: Any,
     options: dict[str, Any],
-    state: Tensor,
+    state: _Random,
     rows: dict[str, Tensor],
     n: int,
 ) -> dict[str, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import os
 import sys
+import warnings
 from dataclasses import dataclass
 from types import CodeType
 
@@ -50,6 +51,20 @@ class VerificationError(PersampleError):
 
 class StorageError(PersampleError):
     """A file could not be written; nothing half-written is left."""
+
+
+class UnheardWarning(UserWarning):
+    """A backward pass reached a recorded model unannounced: its parameters got no gradients."""
+
+
+def unheard() -> None:
+    """Warn of it: an optimizer would step without a word."""
+    warnings.warn(
+        "a backward pass that persample did not start reached a recorded model: its parameters "
+        "received no gradients; call tape.backward(losses), and tape.set_grad(...)",
+        UnheardWarning,
+        stacklevel=2,
+    )
 
 
 class NonFiniteWarning(UserWarning):

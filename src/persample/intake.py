@@ -27,7 +27,7 @@ from .entries import (
     unowned,
     written_out,
 )
-from .errors import PersampleError, Reason, UsageError, describe
+from .errors import PersampleError, Reason, UsageError, describe, unheard
 from .explain import Measure, measured
 from .forms import Form, within
 from .lean import Lean, Visitor
@@ -121,6 +121,8 @@ class Intake:
     def _stray(self, use: Use) -> None:
         """A backward pass that nobody announced."""
         if self.trouble is None and not self._muted:
+            if not self.strict:
+                unheard()
             self.trouble = UsageError(
                 "a backward pass that persample did not start reached the recorded model",
                 why="its root is unknown, so nothing proves whose loss was back-propagated",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .conditions import RandomState
-from .errors import Place
+from .errors import Place, unheard
 from .kinds import Kind, Tapped
 from .layout import Layout
 
@@ -104,7 +104,9 @@ class Use:
     def fire(self, saved: tuple[Tensor, ...], grads: tuple[Tensor | None, ...]) -> None:
         """Called by the tap in backward."""
         tape = self.tape()
-        if tape is not None:
+        if tape is None:
+            unheard()
+        else:
             with torch._C.DisableTorchFunction():
                 tape._ledger.receive(self, saved, grads)
 
