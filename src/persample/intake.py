@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .alone import of_one, placed, the_only
 from .conditions import comes_back, uncast
 from .distributed import crosses
 from .entries import (
@@ -16,7 +15,6 @@ from .entries import (
     attached,
     changed,
     exchanged,
-    expect_fitting,
     forget_lookups,
     gone,
     nobodys,
@@ -29,10 +27,11 @@ from .entries import (
 )
 from .errors import PersampleError, Reason, UsageError, describe, unheard
 from .explain import Measure, measured
+from .forming import forms_of
 from .forms import Form, within
 from .lean import Lean, Visitor
 from .nodes import leaves_of
-from .rules import RULES, Forms, OfTable, Unsuited, generic
+from .rules import OfTable
 from .use import Firing, Operand, Use
 from .values import Values
 
@@ -155,7 +154,9 @@ class Intake:
             return
         if recorder.custom.by_hand:
             forget_lookups(use, recorder.custom.by_hand)
-        forms, name = self.forms_of(use, firing, recorder.n or 0)
+        forms, name = forms_of(
+            use, firing, recorder.n or 0, recorder.rules, positions=recorder.positions
+        )
         kept = firing if recorder.positions else None
         if self._cache:
             self._cache.clear()
@@ -259,25 +260,6 @@ class Intake:
             # what goes on to a hook or a custom function may be written to there
             return grad.clone() if self.recorder.custom.exposed else grad
         return grad.to(torch.promote_types(grad.dtype, torch.float32)) * self.factor
-
-    def forms_of(self, use: Use, firing: Firing, n: int) -> tuple[Forms, str]:
-        """One form per operand, and the rule that gave them."""
-        own = self.recorder.rules.get(use.operator)
-        rule = use.rule or own or RULES.get(use.operator)
-        if n > 1 and not (use.rule or own or self.recorder.positions):
-            sample = the_only(use)
-            if sample is not None:
-                forms, name = self.forms_of(of_one(use), firing, 1)
-                return [placed(form, sample, n) for form in forms], name
-        if rule is not None and not use.kind.inplace and n:
-            try:
-                found = rule(use, firing, n)
-            except Unsuited:
-                return generic(use, firing, n), "generic"
-            if rule is own:
-                expect_fitting(use, found, n)
-            return found, rule.__name__
-        return generic(use, firing, n), "generic"
 
     @property
     def _selected(self) -> Mapping[str, Tensor]:

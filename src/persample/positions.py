@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from .errors import UsageError, describe
+from .forming import forms_of
 from .forms import Dense, Form, Joint, Patches, Pixels, Rows, shares, total, wide
 from .layout import Layout
 from .propagate.facts import CUSTOM
@@ -135,13 +136,13 @@ def splits_of(use: Use, firing: Firing, n: int) -> list[Split | None]:
 
 def pieces(ledger: Ledger, entry: Entry, splits: list[Split | None], n: int) -> Form:
     """The form of all gᵢₜ of one entry."""
-    use, firing = entry.use, entry.firing
+    use, firing, rules = entry.use, entry.firing, ledger.recorder.rules
     assert firing is not None
     at = entry.operand.position
     where = next(k for k, o in enumerate(use.operands) if o.position == at)
     first = next(s for s in splits if s is not None)
     if use.operator == "embedding" or use.operator.startswith("conv"):
-        forms, _ = ledger.forms_of(use, firing, n)
+        forms, _ = forms_of(use, firing, n, rules, positions=True)
         found = _taken_apart(forms[where], firing, first, n)
         if found is not None:
             return found
@@ -152,7 +153,7 @@ def pieces(ledger: Ledger, entry: Entry, splits: list[Split | None], n: int) -> 
     ]
     finer = copy(use)
     finer.tapped = replace(use.tapped, layouts=layouts)
-    forms, _ = ledger.forms_of(finer, firing, n * first.count)
+    forms, _ = forms_of(finer, firing, n * first.count, rules, positions=True)
     form = forms[where]
     assert form is not None
     return form.rows if isinstance(form, OfTable) else form

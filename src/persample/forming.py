@@ -1,19 +1,49 @@
-"""Uses in which a parameter met the data of one sample alone: ``layer(x[i])`` in a loop."""
+"""From a use to its forms: by which rule, and whether it met one sample alone.
+
+``layer(x[i])`` in a loop is a use of one sample: its forms are those of a batch of one, put among
+the forms of all.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import torch
 
-from .entries import small
+from .entries import expect_fitting, small
 from .forms import Apart, Form, Rows
 from .layout import Layout
-from .rules import OfTable
-from .use import Use
+from .rules import RULES, Forms, OfTable, Rule, Unsuited, generic
+from .use import Firing, Use
 
 
-def the_only(use: Use) -> int | None:
+def forms_of(
+    use: Use, firing: Firing, n: int, rules: Mapping[str, Rule], *, positions: bool
+) -> tuple[Forms, str]:
+    """One form per operand, and the name of the rule that gave them.
+
+    ``rules`` are the user's own; where positions are asked for, samples stay together.
+    """
+    own = rules.get(use.operator)
+    rule = use.rule or own or RULES.get(use.operator)
+    if n > 1 and not (use.rule or own or positions):
+        sample = _the_only(use)
+        if sample is not None:
+            forms, name = forms_of(_of_one(use), firing, 1, rules, positions=False)
+            return [_placed(form, sample, n) for form in forms], name
+    if rule is not None and not use.kind.inplace and n:
+        try:
+            found = rule(use, firing, n)
+        except Unsuited:
+            return generic(use, firing, n), "generic"
+        if rule is own:
+            expect_fitting(use, found, n)
+        return found, rule.__name__
+    return generic(use, firing, n), "generic"
+
+
+def _the_only(use: Use) -> int | None:
     """The sample that all data and results of a use belong to as a whole."""
     found: set[int] = set()
     for layout in (*use.out_layouts, *use.kind.layouts):
@@ -25,7 +55,7 @@ def the_only(use: Use) -> int | None:
     return found.pop() if len(found) == 1 and min(found) >= 0 else None
 
 
-def of_one(use: Use) -> Use:
+def _of_one(use: Use) -> Use:
     """The same use, as if its sample were the only one."""
     kind = dataclasses.replace(use.kind, layouts=[_first(a) for a in use.kind.layouts])
     same = dataclasses.replace(use, kind=kind)
@@ -40,7 +70,7 @@ def _first(layout: Layout | None) -> Layout | None:
     return Layout(0, 1, torch.zeros_like(layout.ids))
 
 
-def placed(form: Form | OfTable | None, sample: int, n: int) -> Form | OfTable | None:
+def _placed(form: Form | OfTable | None, sample: int, n: int) -> Form | OfTable | None:
     """The form of one sample among n."""
     if form is None:
         return None
