@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .distributed import freed
 from .errors import MissedUseError, Place, StaleError, UsageError, describe
-from .forms import Dense, Form, Joint, Part, Replay
+from .forms import Apart, Dense, Form, Joint, Part, Replay
 from .forms.pullback import Pullback
 from .layout import Layout
 from .marks import version, versions
@@ -45,14 +45,21 @@ class Entry:
     def relies(self, by_hand: Collection[Any]) -> bool:
         """Whether an answer is computed from values of parameters when it is asked for."""
         operand = self.operand
-        derived = operand.edge is not None and operand.lookup is None
-        if derived and operand.view is not None and not by_hand:
-            derived = False
-        return derived or self.firing is not None or isinstance(self.form, Replay)
+        if self.firing is not None or _replays(self.form):
+            return True
+        if operand.edge is None or operand.lookup is not None:
+            return False
+        return operand.view is None or bool(by_hand)
 
     def overwritten(self) -> bool:
         """Whether somebody wrote into what is kept."""
         return bool(self.watched) and versions(self.watched) != self.versions
+
+
+def _replays(form: Form) -> bool:
+    if isinstance(form, Apart):
+        return any(_replays(part) for part in form.parts.values())
+    return isinstance(form, Replay)
 
 
 def sources(operand: Operand, selected: Selected) -> list[str]:

@@ -27,7 +27,7 @@ def forms_of(
     """
     own = rules.get(use.operator)
     rule = use.rule or own or RULES.get(use.operator)
-    if n > 1 and not (use.rule or own or positions):
+    if n > 1 and not (use.tapped.usual or use.rule or own or positions):
         sample = _the_only(use)
         if sample is not None:
             forms, name = forms_of(_of_one(use), firing, 1, rules, positions=False)

@@ -28,7 +28,7 @@ from .entries import (
 from .errors import PersampleError, Reason, UsageError, describe, unheard
 from .explain import Measure, measured
 from .forming import forms_of
-from .forms import Form, within
+from .forms import Apart, Form, Replay, within
 from .lean import Lean, Visitor
 from .nodes import leaves_of
 from .rules import OfTable
@@ -37,6 +37,8 @@ from .values import Values
 
 if TYPE_CHECKING:
     from .recorder import Recorder
+
+_LATE = (Apart, Replay)  # forms that may run an operator again
 
 
 class Intake:
@@ -62,7 +64,6 @@ class Intake:
         self._watched: dict[str, Operand] = {}
         self._cache: dict[str, Form] = {}
         self.returned: list[tuple[Use, Tensor]] = []
-        self.relies = False  # whether answers are computed from values of parameters
         self.values: Values | None = None
 
     def clear(self) -> None:
@@ -107,10 +108,11 @@ class Intake:
         if not self._receiving:
             self._stray(use)
             return
-        for reason, grad in zip(use.tapped.refused, grads, strict=True):
-            if reason is not None and grad is not None:
-                self.trouble = self.trouble or reason.error("samples meet before the loss")
-                return
+        if not use.tapped.usual:
+            for reason, grad in zip(use.tapped.refused, grads, strict=True):
+                if reason is not None and grad is not None:
+                    self.trouble = self.trouble or reason.error("samples meet before the loss")
+                    return
         if torch.is_grad_enabled() or torch._C._is_any_autocast_enabled():
             with torch.no_grad(), uncast():
                 self._take(use, saved, grads)
@@ -146,10 +148,11 @@ class Intake:
             storages = recorder.inputs.storages
             saved = tuple([own(t, storages) for t in saved])
         firing = Firing(saved, scaled)
-        for layout, grad in zip(use.out_layouts, scaled, strict=True):
-            if layout.ids is not None and grad is not None and unowned(layout, grad):
-                self.trouble = self.trouble or nobodys(use)
-                return
+        if not use.tapped.usual:
+            for layout, grad in zip(use.out_layouts, scaled, strict=True):
+                if layout.ids is not None and grad is not None and unowned(layout, grad):
+                    self.trouble = self.trouble or nobodys(use)
+                    return
         if recorder.parameters.exchanged and self._exchanged(use):
             return
         if recorder.custom.by_hand:
@@ -209,7 +212,6 @@ class Intake:
         else:
             entry.keep()
             self.entries.append(entry)
-            self.relies = self.relies or entry.relies(self.recorder.custom.by_hand)
 
     def _ask(self, lean: Lean, entry: Entry) -> None:
         """A lean recording asks now and keeps nothing."""
@@ -226,7 +228,12 @@ class Intake:
         """A backward pass is over: what answers are computed from must not change any more."""
         spread = self.recorder.spread
         if self.values is None and (spread is None or not spread.sharded):
-            if self.relies or (self.lean is not None and self.lean.root is not None):
+            by_hand = self.recorder.custom.by_hand
+            again = self.lean is not None and self.lean.root is not None
+            late = [
+                e for e in self.entries if e.operand.edge or e.firing or e.form.__class__ in _LATE
+            ]
+            if again or any(entry.relies(by_hand) for entry in late):
                 slots = self.recorder.parameters.slots.values()
                 self.values = Values([*(s.tensor for s in slots), *self.recorder.inputs.kept])
 

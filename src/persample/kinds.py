@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -66,6 +66,11 @@ class Tapped:
     refused: list[Reason | None]
     shapes: list[torch.Size]
     dtypes: list[torch.dtype]
+    usual: bool = field(init=False)  # none is refused, and none has samples by explicit ids
+
+    def __post_init__(self) -> None:
+        explicit = any(layout.ids is not None for layout in self.layouts)
+        self.usual = not explicit and all(reason is None for reason in self.refused)
 
 
 def tapped(found: Sequence[tuple[int, Layout, Reason | None, Tensor]]) -> Tapped:
