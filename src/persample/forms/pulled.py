@@ -65,8 +65,8 @@ def _rows(maps: list[Pullback], parameters: Mapping[str, Tensor], n: int) -> dic
         seeds = []
         for part in maps:
             seed = part.form.dense(first, last)
-            # a custom function's backward may write to it
-            seeds.append(seed.clone() if part.form.owns(seed) else seed.to(part.derived))
+            seed = seed.clone() if part.form.owns(seed) else seed  # backward may write to it
+            seeds.append(seed.to(part.derived))
         try:
             grads = _back(maps, list(parameters.values()), seeds, batched=True)
             for name, grad in zip(parameters, grads, strict=True):
