@@ -26,9 +26,12 @@ def pulled(forms: Mapping[str, Form]) -> dict[str, Form]:
     """
     behind: dict[str, list[Pullback]] = {}
     for name, form in forms.items():
-        mine = [part for part in _parts(form) if isinstance(part, Pullback)]
-        if mine:
-            behind[name] = mine
+        if isinstance(form, (Pullback, Total)):
+            mine = [part for part in _parts(form) if isinstance(part, Pullback)]
+            if mine:
+                behind[name] = mine
+    if not behind:
+        return {}
     maps = {part.map(): part for mine in behind.values() for part in mine}
     if sum(len(mine) for mine in behind.values()) < 2 or not all(map(_plain, maps.values())):
         return {}
