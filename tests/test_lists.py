@@ -200,3 +200,27 @@ def test_parameters_used_directly_with_data_that_nobody_marked() -> None:
         tape.mark(x)
         tape.backward(F.softplus(x @ model.w).sum(1))
     assert tape.grads()["w"].shape == (3, 4, 2)
+
+
+@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("explicit", [False, True])
+@pytest.mark.parametrize("layers", [1, 2, 4])
+def test_states_of_a_recurrent_layer_are_no_list_of_samples(
+    n: int, explicit: bool, layers: int
+) -> None:
+    torch.manual_seed(0)
+    layer = nn.LSTM(4, 3, num_layers=layers, batch_first=True).double()
+    x = torch.randn(n, 5, 4, dtype=torch.float64)
+    states = tuple(torch.randn(layers, n, 3, dtype=torch.float64) for _ in range(2))
+    with persample.record(layer, n=n if explicit else None) as tape:
+        tape.backward(layer(x, states)[0].square().sum((1, 2)))
+    each = []
+    for i in range(n):
+        mine = tuple(s[:, i : i + 1].contiguous() for s in states)
+        loss = layer(x[i : i + 1], mine)[0].square().sum()
+        each.append(torch.autograd.grad(loss, list(layer.parameters())))
+    expected = {
+        name: torch.stack(rows)
+        for (name, _), rows in zip(layer.named_parameters(), zip(*each, strict=True), strict=True)
+    }
+    assert relative_error(tape.grads(), expected) < 1e-10

@@ -84,11 +84,30 @@ def lists_alike(found: list[tuple[str, Any]]) -> list[list[Tensor]]:
     ]
 
 
-def one_each(lists: list[list[Tensor]], n: int | None, dim: int) -> dict[int, Tensor]:
-    """The colour of each tensor, by its id, in lists of n that do not hold n rows each."""
+def ragged(tensors: list[Tensor]) -> bool:
+    """Whether only the numbers of rows differ: nothing but samples is like that."""
+    rows, rest = {t.shape[:1] for t in tensors}, {t.shape[1:] for t in tensors}
+    return len(rows) > 1 and len(rest) == 1
+
+
+def one_each(
+    lists: list[list[Tensor]], values: list[Any], n: int | None, dim: int
+) -> dict[int, Tensor]:
+    """The colour of each tensor, by its id, in lists of n that do not hold n rows each.
+
+    Where another input holds n rows, a list of equal tensors is something else: the two states of
+    an LSTM beside two samples.
+    """
+    listed = {id(t) for tensors in lists for t in tensors}
+    batched = any(
+        isinstance(v, Tensor) and id(v) not in listed and v.dim() > dim and v.shape[dim] == n
+        for v in values
+    )
     found = {}
     for tensors in lists:
         rows = [t.shape[dim] if t.dim() > dim else 1 for t in tensors]
+        if batched and not ragged(tensors):
+            continue
         if len(tensors) == n and any(row != n for row in rows):
             for k, tensor in enumerate(tensors):
                 found[id(tensor)] = torch.full((1,) * tensor.dim(), k, device=tensor.device)

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from .arguments import ragged
 from .errors import UsageError, describe, here
 
 
@@ -32,7 +33,7 @@ class Guess:
         """
         self.made = True
         for tensors in lists:
-            if tensors[0] is values[0] and self.dim == 0 and _ragged(tensors):
+            if tensors[0] is values[0] and self.dim == 0 and ragged(tensors):
                 return len(tensors)
         sizes = []
         for value in values:
@@ -100,11 +101,6 @@ class Guess:
                 "record(..., n=...), or constants=... with the names of inputs that all samples "
                 "share",
             )
-
-
-def _ragged(tensors: list[Tensor]) -> bool:
-    rows, rest = {t.shape[0] for t in tensors}, {t.shape[1:] for t in tensors}
-    return len(rows) > 1 and len(rest) == 1
 
 
 def _unclear(sizes: tuple[int, int], why: str, fix: str) -> UsageError:

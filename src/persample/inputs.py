@@ -158,7 +158,9 @@ class Inputs(Declared):
         lists = lists_alike(undeclared) if len(undeclared) > 1 else []
         if self.recorder.n is None:
             self.recorder.n = self.guess.infer([value for _, value in undeclared], lists)
-        each = one_each(lists, self.recorder.n, self.dim) if self.sample_ids is None else {}
+        each: dict[int, Tensor] = {}
+        if self.sample_ids is None:
+            each = one_each(lists, [v for _, v in undeclared], self.recorder.n, self.dim)
         self.guess.lengths.update(len(tensors) for tensors in lists)
         if fresh and torch.is_grad_enabled():
             self.guess.called(module)
