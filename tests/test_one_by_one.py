@@ -54,6 +54,7 @@ ALONE: dict[str, Compute] = {
     "covariance": each(lambda m, row: torch.cov(row @ m.w)),
     "covariance beside parameters": each(with_parameters),
     "a token of its own": each(lambda m, row: torch.cat([m.b[None], row]).softmax(0) @ m.w),
+    "padded before a layer": each(lambda m, row: torch.cat([row, row.new_ones(2, 4)]) @ m.w + m.b),
     "padded and added up": each(
         lambda m, row: torch.cat([row @ m.w, row.new_ones(2, 4)]).logsumexp(0).sum()
     ),

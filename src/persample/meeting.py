@@ -70,7 +70,7 @@ def meet(
         states: Any = kind.single.layouts[0]
     else:
         states = calls.states(operator, func, call_args, call_kwargs, result, parties)
-        if operator.additive and states.__class__ is Layout and states.ids is not None:
+        if states.__class__ is Layout and states.ids is not None:
             states = _given_to_the_only(states)
     followed = _tap(recorder, operator, use, result, states, saved)
     if target is None:
@@ -121,7 +121,7 @@ def _kind(
 
 
 def _given_to_the_only(layout: Layout) -> Layout:
-    """A parameter's rows beside those of one sample alone are seen by that sample alone."""
+    """Rows of nobody beside those of one sample alone (padding, a token) are that sample's."""
     assert layout.ids is not None
     colours = layout.ids.unique().tolist()
     if len(colours) != 2 or colours[0] >= 0:
