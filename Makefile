@@ -40,6 +40,7 @@ ops: $(VENV)/.installed
 
 fuzz: $(VENV)/.installed
 	$(BIN)/python -m tests.graphs 2000
+	$(BIN)/python -m tests.loops 2000
 
 zoo: $(VENV)/.installed
 	$(BIN)/python -m tests.zoo
