@@ -70,15 +70,13 @@ def meet(
         states: Any = kind.single.layouts[0]
     else:
         states = calls.states(operator, func, call_args, call_kwargs, result, parties)
-        if states.__class__ is Layout and states.ids is not None:
-            states = _given_to_the_only(states)
+        states = states if operator.inplace else _given_to_the_only(states)
     followed = _tap(recorder, operator, use, result, states, saved)
-    if target is None:
-        if seen is None and parties.key is not None and not patterns:
-            learn(parties.key, kind)
-        return followed
-    _write_back(recorder, target, followed)
-    return target
+    if target is not None:
+        return _write_back(recorder, target, followed)
+    if seen is None and parties.key is not None and not patterns:
+        learn(parties.key, kind)
+    return followed
 
 
 def _again(
@@ -120,14 +118,15 @@ def _kind(
     return leaves, kind
 
 
-def _given_to_the_only(layout: Layout) -> Layout:
+def _given_to_the_only(states: Any) -> Any:
     """Rows of nobody beside those of one sample alone (padding, a token) are that sample's."""
-    assert layout.ids is not None
-    colours = layout.ids.unique().tolist()
+    if states.__class__ is not Layout or states.ids is None:
+        return states
+    colours = states.ids.unique().tolist()
     if len(colours) != 2 or colours[0] >= 0:
-        return layout
-    whole = torch.full((1,) * layout.ids.dim(), colours[1], device=layout.ids.device)
-    return Layout(0, 1, whole, layout.coupled)
+        return states
+    whole = torch.full((1,) * states.ids.dim(), colours[1], device=states.ids.device)
+    return Layout(0, 1, whole, states.coupled)
 
 
 def _stepwise(recorder: Recorder, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -259,7 +258,7 @@ def _checked(operator: Operator, out: Tensor, state: State | None) -> State | No
     return Mixed(Reason(operator.name, why, (tuple(out.shape),), here(), fix))
 
 
-def _write_back(recorder: Recorder, target: Tensor, value: Tensor) -> None:
+def _write_back(recorder: Recorder, target: Tensor, value: Tensor) -> Tensor:
     """Give an in-place operator's target its new value and history."""
     state = recorder.look(value)
     if isinstance(recorder.look(target), Derived) and target.grad_fn is not None:
@@ -269,6 +268,7 @@ def _write_back(recorder: Recorder, target: Tensor, value: Tensor) -> None:
     before = known.state if known is not None else None
     after = CONSTANT if state is None or isinstance(state, Derived) else state
     recorder.marks.rewrite(target, after, changed=not same(before, after))
+    return target
 
 
 def _rebuild(template: Any, items: Iterator[Tensor]) -> Any:
