@@ -7,7 +7,6 @@ whole gradient, so everything is asked of rows.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from .dense import Dense
 from .form import Form
+from .walk import walk_rows
 
 
 class Joint(Form):
@@ -58,26 +58,10 @@ class Joint(Form):
         count = seeds[0].shape[0]
         if count == 0:
             return torch.zeros((0, *self.shape), dtype=self.dtype, device=self.device)
-        try:
-            return self._back(seeds, (count,))
-        except RuntimeError:
-            return torch.stack([self._back([s[i] for s in seeds], ()) for i in range(count)])
-
-    def _back(self, seeds: list[Tensor], batch: tuple[int, ...]) -> Tensor:
-        own = [s.clone() for s in seeds]  # a custom function's backward may write to them
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            found = torch.autograd.grad(
-                self.edges,
-                [self.parameter],
-                own,
-                retain_graph=True,
-                allow_unused=True,
-                is_grads_batched=bool(batch),
-            )[0]
+        found = walk_rows(self.edges, [self.parameter], seeds)[0]
         if found is None:
-            return torch.zeros((*batch, *self.shape), dtype=self.dtype, device=self.device)
-        return found.to_dense()
+            return torch.zeros((count, *self.shape), dtype=self.dtype, device=self.device)
+        return found
 
 
 def joined(forms: Sequence[Joint]) -> Joint:

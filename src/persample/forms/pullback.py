@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Hashable
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from .form import Form, lift, wide
 from .mapped import Mapped
+from .walk import walk
 
 
 class Pullback(Mapped):
@@ -43,19 +43,10 @@ class Pullback(Mapped):
             seed = seed * up
         elif self.form.owns(seed):  # a custom function's backward may write to it
             seed = seed.clone()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            found = torch.autograd.grad(
-                self.edge,
-                [self.parameter],
-                seed.to(self.derived),
-                retain_graph=True,
-                allow_unused=True,
-                is_grads_batched=batched,
-            )[0]
+        found = walk([self.edge], [self.parameter], [seed.to(self.derived)], batched=batched)[0]
         if found is None:
             return None
-        return found.to_dense() if up is None else found.to_dense().to(wide(found.dtype)) / up
+        return found if up is None else found.to(wide(found.dtype)) / up
 
     def dense(self, first: int = 0, last: int | None = None) -> Tensor:
         """All rows in one batched backward pass where torch can, else row by row."""

@@ -6,10 +6,8 @@ them. Going back to each on its own would walk the same graph again and again.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
 from .cost import scratch, spans
@@ -17,6 +15,7 @@ from .dense import Dense
 from .form import Form, wide
 from .pullback import Pullback
 from .total import Total, total
+from .walk import walk_rows
 
 
 def pulled(forms: Mapping[str, Form]) -> dict[str, Form]:
@@ -64,33 +63,11 @@ def _rows(maps: list[Pullback], parameters: Mapping[str, Tensor], n: int) -> dic
     """Every parameter's rows, a few samples at a time."""
     found = {name: p.new_zeros(n, *p.shape).detach() for name, p in parameters.items()}
     each = sum(part.form.row_bytes() for part in maps) + _bytes(parameters)
+    edges = [part.edge for part in maps]
     for first, last in spans(n, each, scratch() // 2):
-        seeds = []
-        for part in maps:
-            seed = part.form.dense(first, last)
-            seed = seed.clone() if part.form.owns(seed) else seed  # backward may write to it
-            seeds.append(seed.to(part.derived))
-        try:
-            grads = _back(maps, list(parameters.values()), seeds, batched=True)
-            for name, grad in zip(parameters, grads, strict=True):
-                if grad is not None:
-                    found[name][first:last] = grad
-        except RuntimeError:
-            for i in range(last - first):
-                one = _back(maps, list(parameters.values()), [s[i] for s in seeds], batched=False)
-                for name, grad in zip(parameters, one, strict=True):
-                    if grad is not None:
-                        found[name][first + i] = grad
+        seeds = [part.form.dense(first, last).to(part.derived) for part in maps]
+        grads = walk_rows(edges, list(parameters.values()), seeds)
+        for name, grad in zip(parameters, grads, strict=True):
+            if grad is not None:
+                found[name][first:last] = grad
     return found
-
-
-def _back(
-    maps: list[Pullback], parameters: list[Tensor], seeds: list[Tensor], *, batched: bool
-) -> list[Tensor | None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        found = torch.autograd.grad(
-            [part.edge for part in maps], parameters, seeds,
-            retain_graph=True, allow_unused=True, is_grads_batched=batched,
-        )  # fmt: skip
-    return [None if grad is None else grad.to_dense() for grad in found]
