@@ -78,7 +78,8 @@ def _placed(form: Form | OfTable | None, sample: int, n: int) -> Form | OfTable 
         return OfTable(_rows(form.rows, sample, n))
     if isinstance(form, Rows):
         return _rows(form, sample, n)
-    return Apart({sample: small(form)}, n, form)
+    kept = small(form)
+    return Apart({sample: kept}, n, kept)
 
 
 def _rows(form: Rows, sample: int, n: int) -> Rows:

@@ -159,12 +159,12 @@ def side_by_side(parts: Mapping[int, Form], n: int) -> Form:
 def _positions(parts: list[tuple[int, Outer]], n: int) -> Outer | None:
     """Factors filled up with zeros, unless most of them would be zeros."""
     like, counts = parts[0][1], [part.t for _, part in parts]
-    blocks, longest = like.left.shape[1], max(counts)
-    if n * longest > 2 * sum(counts) or any(p.left.shape[1] != blocks for _, p in parts):
+    longest = max(counts)
+    if n * longest > 2 * sum(counts) or any(p.key() != like.key() for _, p in parts):
         return None
-    if any(p._lengths() != like._lengths() for _, p in parts):
-        return None
-    left, right = (f.new_zeros(n, blocks, longest, f.shape[3]) for f in (like.left, like.right))
+    blocks, a, b = like.key()
+    left = like.left.new_zeros(n, blocks, longest, a)
+    right = like.right.new_zeros(n, blocks, longest, b)
     for i, part in parts:
         left[i, :, : part.t], right[i, :, : part.t] = part.left[0], part.right[0]
     return Outer(left, right, like.shape)

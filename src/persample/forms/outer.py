@@ -10,7 +10,7 @@ from torch import Tensor
 from .cost import Plan, cheapest, scratch, spans
 from .form import Form, real, squared, wide
 from .guard import Unsure, guarded, restored, rounded, scaled
-from .pairs import by_pairs, energies, matrices, weighted, widened, written_out
+from .pairs import between, by_pairs, energies, matrices, weighted, widened, written_out
 from .sketch import Sketch
 
 
@@ -53,6 +53,10 @@ class Outer(Form):
         """Positions."""
         given = self.given[0]
         return given.shape[-2] if given.dim() > 2 else 1
+
+    def key(self) -> tuple[int, int, int]:
+        """Blocks and lengths: forms with the same can be put side by side."""
+        return self.left.shape[1], self.left.shape[3], self.right.shape[3]
 
     def plan(self) -> Plan:
         """Position-by-position products, t²(a+b), against the matrix itself, t·a·b."""
@@ -251,21 +255,13 @@ class Outer(Form):
         t, s, k = self.t, other.t, self.left.shape[1]
         item = 2 * k * t * s * wide(self.dtype).itemsize * other.n
         for first, last in spans(self.n, item):
-            left, right = self._wide(first, last)
+            mine = self._wide(first, last)
             for start, stop in spans(other.n, 2 * k * t * s * 4 * (last - first)):
-                left2, right2 = other._wide(start, stop)
-                products = torch.einsum("nkta,mksa->nmkts", left, left2)
-                products *= torch.einsum("nktb,mksb->nmkts", right, right2)
-                out[first:last, start:stop] = products.sum((2, 3, 4))
+                out[first:last, start:stop] = between(mine, other._wide(start, stop))
         return out
 
     def _pairs_by_position(self, other: Form) -> bool:
-        if not isinstance(other, Outer) or self.dtype.is_complex:
-            return False
-        if (
-            other.left.shape[1::2] != self.left.shape[1::2]
-            or other.right.shape[3] != self.right.shape[3]
-        ):
+        if not isinstance(other, Outer) or self.dtype.is_complex or other.key() != self.key():
             return False
         n, _, t, a = self.left.shape
         m, s, b = other.n, other.t, self.right.shape[3]
@@ -281,23 +277,30 @@ class Outer(Form):
         out = self.right.new_zeros(n, sketch.dim, dtype=wide(self.dtype))
         item = t * (sketch.rows.shape[0] + sketch.columns.shape[0]) * 4
         for first, last in spans(n, item):
-            left, right = self._wide(first, last)
-            small = torch.matmul(left[:, 0], sketch.rows.to(left.dtype).T)
-            other = torch.matmul(right[:, 0], sketch.columns.to(left.dtype).T)
-            out[first:last] = torch.matmul(small.mT, other).flatten(1)
+            left, right = (factor[:, 0] for factor in self._wide(first, last))
+            small, other = left @ sketch.rows.to(left).T, right @ sketch.columns.to(right).T
+            out[first:last] = (small.mT @ other).flatten(1)
         return out
+
+    def _matrices(self) -> tuple[Tensor, Tensor] | None:
+        """(n, a) and (n, b), if there is one position and one block."""
+        if self.t != 1 or self.left.shape[1] != 1 or self.dtype.is_complex:
+            return None
+        left, right = self._wide(0, self.n)
+        return left[:, 0, 0], right[:, 0, 0]
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """Two products where there is one position, else written out a few rows at a time."""
-        if self.t != 1 or self.left.shape[1] != 1 or self.dtype.is_complex:
+        found = self._matrices()
+        if found is None:
             return super().moments()
-        left, right = (factor[:, 0, 0].double() for factor in self._wide(0, self.n))
+        left, right = (factor.double() for factor in found)
         first = torch.mm(left.T, right).view(self.shape)
         return first, torch.mm(left.square().T, right.square()).view(self.shape)
 
     def sum_of_squares(self) -> Tensor:
         """(left²)ᵀ right² where there is one position, else written out a few rows at a time."""
-        if self.t != 1 or self.left.shape[1] != 1 or self.dtype.is_complex:
+        found = self._matrices()
+        if found is None:
             return super().sum_of_squares()
-        left, right = self._wide(0, self.n)
-        return torch.mm(left[:, 0, 0].square().T, right[:, 0, 0].square()).view(self.shape)
+        return torch.mm(found[0].square().T, found[1].square()).view(self.shape)

@@ -95,6 +95,13 @@ def _by_blocks(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return found.clamp_(min=0), energy, lost.mul_(t * torch.finfo(lost.dtype).tiny)
 
 
+def between(one: tuple[Tensor, Tensor], two: tuple[Tensor, Tensor]) -> Tensor:
+    """⟨gᵢ, hⱼ⟩ of every pair of samples, factors (n, k, t, ·) and (m, k, s, ·): (n, m)."""
+    products = torch.einsum("nkta,mksa->nmkts", one[0], two[0])
+    products *= torch.einsum("nktb,mksb->nmkts", one[1], two[1])
+    return products.sum((2, 3, 4))
+
+
 def written_out(left: Tensor, right: Tensor) -> Tensor:
     """‖Σₜ lₜ ⊗ rₜ‖², a few samples at a time, so that the matrices stay in cache."""
     n, a = left.shape[0], left.shape[-1]

@@ -213,8 +213,7 @@ def total(forms: list[Form]) -> Form:
             for i, part in form.parts.items():
                 apart.setdefault(i, []).append(part)
         elif isinstance(form, Outer):
-            key = (form.left.shape[1], form.left.shape[3], form.right.shape[3])
-            outers.setdefault(key, []).append(form)
+            outers.setdefault(form.key(), []).append(form)
         elif isinstance(form, Rows):
             tables.append(form)
         elif isinstance(form, Dense):
