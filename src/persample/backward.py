@@ -17,7 +17,7 @@ from .forms import Form, within
 from .lean import Visitor
 from .loop import disagreement, one_by_one, reference_of
 from .nodes import leaves_of
-from .proof import expect_history, prove
+from .proof import expect_history, expect_one_each, expect_possible, prove
 from .requests import number, shown
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def checked_backward(
             one_by_one(recorder, losses, retain_graph=retain_graph)
             return
     expect_possible(recorder)
-    _expect_one_each(recorder, scalar=scalar)
+    expect_one_each(recorder, scalar=scalar)
     # loop: what taps cannot see would be lost, so the answer is compared with autograd's, too
     compared = recorder.native and not scalar and not ledger.scalar
     reference = reference_of(recorder, losses) if compared else None
@@ -151,45 +151,6 @@ def _followed(
         root = (losses, seed, factor) if keep else None
         ledger.lean.finished(root, retain=retain_graph)
     return ledger.trouble
-
-
-def _expect_one_each(recorder: Recorder, *, scalar: bool) -> None:
-    if scalar and recorder.second_order:
-        raise UsageError(
-            "one loss per sample is needed where gradients are differentiated again",
-            why="each sample's gradient takes a backward pass of its own loss",
-            fix="tape.backward(losses) with a vector of losses",
-        )
-
-
-def expect_possible(recorder: Recorder) -> None:
-    """Refuse a backward pass that this kind of recording cannot follow."""
-    if recorder.native and recorder.custom.reentrant:
-        raise UsageError(
-            "verify=True and unproven='loop' cannot pass reentrant checkpointing",
-            why="torch allows only a plain backward through it",
-            fix="checkpoint(..., use_reentrant=False)",
-        )
-    if recorder.custom.by_hand and recorder.custom.reentrant:
-        raise UsageError(
-            "reentrant checkpointing where weights have hooks, or pass custom functions",
-            why="it back-propagates its part by itself: they would see a part of each gradient",
-            fix="checkpoint(..., use_reentrant=False)",
-        )
-    ledger = recorder.tape._ledger
-    if ledger.backwards and recorder.custom.by_hand:
-        raise UsageError(
-            "a second backward where weights have hooks, or pass custom functions",
-            why="what these make of two gradients is not what they make of their sum",
-            fix="tape.backward(a + b)",
-        )
-    lean = ledger.lean
-    if lean is not None and lean.done:
-        raise UsageError(
-            "a second backward in a lean recording",
-            why="norms of a sum are not sums of norms, and nothing of the first was kept",
-            fix="tape.backward(a + b), or record without lean",
-        )
 
 
 def engine(

@@ -1,4 +1,4 @@
-"""Losses must be proven before they are back-propagated: a vector, or a sum over samples."""
+"""What must hold before losses are back-propagated: whose they are, and that it can be followed."""
 
 from __future__ import annotations
 
@@ -113,3 +113,43 @@ def rows_of_a_sample(losses: Tensor, n: int) -> str:
         f"sample_ids=torch.arange({n}) % {count}), or // {n // count} if they lie side by side; or "
         "tape.mark(part) for every part before they are joined"
     )
+
+
+def expect_one_each(recorder: Recorder, *, scalar: bool) -> None:
+    """Refuse one number where every loss needs a pass of its own."""
+    if scalar and recorder.second_order:
+        raise UsageError(
+            "one loss per sample is needed where gradients are differentiated again",
+            why="each sample's gradient takes a backward pass of its own loss",
+            fix="tape.backward(losses) with a vector of losses",
+        )
+
+
+def expect_possible(recorder: Recorder) -> None:
+    """Refuse a backward pass that this kind of recording cannot follow."""
+    if recorder.native and recorder.custom.reentrant:
+        raise UsageError(
+            "verify=True and unproven='loop' cannot pass reentrant checkpointing",
+            why="torch allows only a plain backward through it",
+            fix="checkpoint(..., use_reentrant=False)",
+        )
+    if recorder.custom.by_hand and recorder.custom.reentrant:
+        raise UsageError(
+            "reentrant checkpointing where weights have hooks, or pass custom functions",
+            why="it back-propagates its part by itself: they would see a part of each gradient",
+            fix="checkpoint(..., use_reentrant=False)",
+        )
+    ledger = recorder.tape._ledger
+    if ledger.backwards and recorder.custom.by_hand:
+        raise UsageError(
+            "a second backward where weights have hooks, or pass custom functions",
+            why="what these make of two gradients is not what they make of their sum",
+            fix="tape.backward(a + b)",
+        )
+    lean = ledger.lean
+    if lean is not None and lean.done:
+        raise UsageError(
+            "a second backward in a lean recording",
+            why="norms of a sum are not sums of norms, and nothing of the first was kept",
+            fix="tape.backward(a + b), or record without lean",
+        )

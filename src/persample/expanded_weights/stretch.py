@@ -15,11 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from ..backward import engine, expect_no_hooks, expect_possible, receiving
+from ..backward import engine, expect_no_hooks, receiving
 from ..entry import record
 from ..errors import MixedSamplesError, StaleError, UsageError
 from ..layout import CONSTANT, Mixed
 from ..marks import Derived, version
+from ..proof import expect_possible
 from ..tape import Tape
 from .containers import mapped
 from .contract import accumulate, filled_up
