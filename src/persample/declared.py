@@ -28,10 +28,16 @@ class Declared:
     def mark(self, tensor: Tensor, *, dim: int = 0, ids: Tensor | None = None) -> None:
         """The user says where the samples are."""
         if not isinstance(tensor, Tensor) or tensor.dim() == 0:
-            raise UsageError(f"mark takes a tensor with at least one axis, got {shown(tensor)}")
+            raise UsageError(
+                f"mark takes a tensor with at least one axis, got {shown(tensor)}",
+                fix="tape.mark(x, dim=0) for data whose axis 0 holds the samples",
+            )
         dim = whole(dim, "dim")
         if not -tensor.dim() <= dim < tensor.dim():
-            raise UsageError(f"no axis {dim} in a tensor of shape {tuple(tensor.shape)}")
+            raise UsageError(
+                f"no axis {dim} in a tensor of shape {tuple(tensor.shape)}",
+                fix="dim is the axis that holds the samples",
+            )
         axis = dim % tensor.dim()
         size = tensor.shape[axis]
         with torch._C.DisableTorchFunction():
@@ -68,9 +74,14 @@ class Declared:
             raise UsageError("ids need the number of samples", fix="record(model, n=...)")
         expect_ids(ids, "ids")
         if ids.shape != (size,):
-            raise UsageError(f"ids must have shape ({size},), got {tuple(ids.shape)}")
+            raise UsageError(
+                f"ids must have shape ({size},), got {tuple(ids.shape)}",
+                fix="one number for every index of the axis dim",
+            )
         if size and not (int(ids.min()) >= -1 and int(ids.max()) < self.recorder.n):
-            raise UsageError(f"ids must lie between -1 and {self.recorder.n - 1}")
+            raise UsageError(
+                f"ids must lie between -1 and {self.recorder.n - 1}", fix="-1 is a row of nobody"
+            )
         view = [1] * tensor.dim()
         view[axis] = size
         colours = ids.to(tensor.device, torch.long).view(view)

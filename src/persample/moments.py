@@ -58,7 +58,7 @@ class Moments(Asked):
 
     def _variances(self, names: Sequence[str]) -> Grads:
         if self.n < 2:
-            raise UsageError("a variance needs at least two samples")
+            raise UsageError("a variance needs at least two samples", fix="record a larger batch")
         found: Grads = {}
         lean = self._ledger.lean
         if lean is not None and lean.ahead.moments:
@@ -81,7 +81,9 @@ class Moments(Asked):
             self._ledger.expect_losses("noise_scale")
             names, n = choose(params, self.names), self.n
             if n < 2:
-                raise UsageError("the noise scale needs at least two samples")
+                raise UsageError(
+                    "the noise scale needs at least two samples", fix="record a larger batch"
+                )
             mean_square = float(self._sq_norms(names).double().mean())
             means = self._mean(names).values()
             square_mean = sum(float(g.abs().double().square().sum()) for g in means)

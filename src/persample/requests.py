@@ -59,9 +59,12 @@ def expect_coefficients(c: Any, n: int) -> None:
     """Refuse what is not one finite real number for each sample."""
     fits = isinstance(c, Tensor) and c.shape == (n,) and not c.is_complex()
     if not fits or c.is_meta or c.layout is not torch.strided:
-        raise UsageError(f"coefficients must be real, in a tensor of shape ({n},), got {shown(c)}")
+        raise UsageError(
+            f"coefficients must be real, in a tensor of shape ({n},), got {shown(c)}",
+            fix="one number for each sample, in the order of the losses",
+        )
     if not bool(torch.isfinite(c).all()):
-        raise UsageError("coefficients must be finite")
+        raise UsageError("coefficients must be finite", fix="zero leaves a sample out")
 
 
 def expect_projection(dim: Any, seed: Any) -> tuple[int, int]:
@@ -72,7 +75,10 @@ def expect_projection(dim: Any, seed: Any) -> tuple[int, int]:
 def expect_direction(direction: Any, names: Iterable[str], selected: Mapping[str, Tensor]) -> None:
     """Refuse a direction that does not fit the parameters asked for."""
     if not isinstance(direction, Mapping):
-        raise UsageError(f"a direction is a dictionary of names, got {shown(direction)}")
+        raise UsageError(
+            f"a direction is a dictionary of names, got {shown(direction)}",
+            fix="{name: tensor of the parameter's shape}, as tape.weighted_sum(c) gives it",
+        )
     wanted = list(names)
     if set(direction) != set(wanted):
         odd = sorted(map(str, set(direction) ^ set(wanted)))
@@ -83,10 +89,14 @@ def expect_direction(direction: Any, names: Iterable[str], selected: Mapping[str
     for name in wanted:
         value, parameter = direction[name], selected[name]
         if not isinstance(value, Tensor):
-            raise UsageError(f"{name}: a direction holds tensors, got {shown(value)}")
+            raise UsageError(
+                f"{name}: a direction holds tensors, got {shown(value)}",
+                fix="{name: tensor of the parameter's shape}",
+            )
         if value.shape != parameter.shape:
             raise UsageError(
-                f"{name}: direction {tuple(value.shape)}, parameter {tuple(parameter.shape)}"
+                f"{name}: direction {tuple(value.shape)}, parameter {tuple(parameter.shape)}",
+                fix="give every parameter a tensor of its own shape",
             )
         if value.device != parameter.device or value.layout is not torch.strided:
             raise UsageError(
@@ -94,7 +104,9 @@ def expect_direction(direction: Any, names: Iterable[str], selected: Mapping[str
                 fix=f"direction[{name!r}].to_dense().to({str(parameter.device)!r})",
             )
         if value.is_complex() and not parameter.is_complex():
-            raise UsageError(f"{name}: a complex direction for a real parameter")
+            raise UsageError(
+                f"{name}: a complex direction for a real parameter", fix="take its real part"
+            )
 
 
 def unfit(grads: Any, selected: Mapping[str, Tensor]) -> UsageError | None:
@@ -111,7 +123,10 @@ def unfit(grads: Any, selected: Mapping[str, Tensor]) -> UsageError | None:
             )
         parameter = selected[name]
         if not isinstance(value, Tensor) or value.is_meta is not parameter.is_meta:
-            return UsageError(f"{name}: a gradient must be a tensor, got {shown(value)}")
+            return UsageError(
+                f"{name}: a gradient must be a tensor, got {shown(value)}",
+                fix="tape.set_grad(tape.clipped_sum(1.0))",
+            )
         if value.shape != parameter.shape:
             return UsageError(
                 f"{name}: a gradient of shape {tuple(value.shape)} for a parameter of "
@@ -119,5 +134,7 @@ def unfit(grads: Any, selected: Mapping[str, Tensor]) -> UsageError | None:
                 fix="set_grad takes sums over samples, not per-sample gradients",
             )
         if value.is_complex() and not parameter.is_complex():
-            return UsageError(f"{name}: a complex gradient for a real parameter")
+            return UsageError(
+                f"{name}: a complex gradient for a real parameter", fix="take its real part"
+            )
     return None
