@@ -9,8 +9,28 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-_DOUBT = 400 * torch.finfo(torch.float32).eps
+RUN = 4096  # squares that are added up in one go
+_DOUBT = {torch.float32: 400 * torch.finfo(torch.float32).eps, torch.float64: 1e-6}
 _NOTHING = 1e-20  # a squared norm that nobody clips to
+
+
+def units(size: int) -> float:
+    """By how many units of itself a sum of so many squares may be too small.
+
+    One large square swallows all small ones that come after it in the same lane and run. There are
+    four lanes at least.
+    """
+    return 16 + min(size, RUN) / 8
+
+
+def enlarged(found: Tensor, size: int) -> Tensor:
+    """Bounds of sums of so many squares that were taken of rows as they are."""
+    return found * (1 + units(size) * torch.finfo(found.dtype).eps)
+
+
+def finer(device: torch.device) -> torch.dtype:
+    """The dtype in which a few numbers are added up one after the other."""
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def rounded(energy: Tensor, t: int) -> Tensor:
@@ -44,13 +64,17 @@ def doubts(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[bool]:
     first = pairs[0][0]
     found = torch.stack([f.to(first) for f, _ in pairs])
     scale = torch.stack([s.to(first) for _, s in pairs])
-    flags: list[bool] = (torch.sub(found, scale, alpha=_DOUBT) < 0).any(1).tolist()
+    flags: list[bool] = _doubtful(found, scale).any(1).tolist()
     return flags
+
+
+def _doubtful(found: Tensor, scale: Tensor) -> Tensor:
+    return torch.sub(found, scale, alpha=_DOUBT[found.dtype]) < 0
 
 
 def restored(found: Tensor, scale: Tensor, exactly: Callable[[Tensor], Tensor]) -> Tensor:
     """Squared norms; where products of positions cancel to some thousandths, taken again."""
-    which = (torch.sub(found, scale, alpha=_DOUBT) < 0).nonzero().flatten()
+    which = _doubtful(found, scale).nonzero().flatten()
     if which.numel():
         found[which] = exactly(which).to(found)
     return found
@@ -81,7 +105,8 @@ def guarded(norms: Sequence[Unsure]) -> list[tuple[Tensor, Tensor]]:
     scale = torch.stack([scaled(each.energy, each.a, each.b) for each in norms])
     off = torch.stack([rounded(each.energy, each.t) for each in norms])
     unit = torch.finfo(found.dtype).eps
-    slack = (16 * unit * found).add_(scale, alpha=4 * unit)
+    sizes = found.new_tensor([units(each.a * each.b) for each in norms]).unsqueeze(1)
+    slack = (unit * sizes * found).add_(scale, alpha=4 * unit)
     if any(each.lost is not None for each in norms):
         none = torch.zeros_like(found[0])
         slack += torch.stack([none if each.lost is None else each.lost for each in norms])

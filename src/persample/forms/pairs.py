@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .cost import BROADCAST, scratch, spans
 from .form import real, squared, wide
-from .guard import vanished
+from .guard import finer, vanished
 from .sharing import products
 
 
@@ -78,8 +78,8 @@ def _by_blocks(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         left, right = left.unsqueeze(1), right.unsqueeze(1)
     n, k, t, a = left.shape
     b = right.shape[-1]
-    found = right.new_zeros(n, dtype=real(right.dtype))
-    energy, lost = torch.zeros_like(found), torch.zeros_like(found)
+    found = right.new_zeros(n, dtype=finer(right.device))
+    energy, lost = (right.new_zeros(n, dtype=real(right.dtype)) for _ in range(2))
     side = max(1, math.isqrt(scratch() // (2 * k * wide(left.dtype).itemsize)))
     for i in range(n):
         one, two = (f[0] for f in widened(left, right, i, i + 1))
@@ -92,7 +92,8 @@ def _by_blocks(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
                 both = torch.matmul(mine, one[:, column : column + side].mT)
                 both *= torch.matmul(other, two[:, column : column + side].mT)
                 found[i] += both.sum() * (1 if row == column else 2)
-    return found.clamp_(min=0), energy, lost.mul_(t * torch.finfo(lost.dtype).tiny)
+    lost.mul_(t * torch.finfo(lost.dtype).tiny)
+    return found.clamp_(min=0).to(energy.dtype), energy, lost
 
 
 def between(one: tuple[Tensor, Tensor], two: tuple[Tensor, Tensor]) -> Tensor:
@@ -105,14 +106,14 @@ def between(one: tuple[Tensor, Tensor], two: tuple[Tensor, Tensor]) -> Tensor:
 def written_out(left: Tensor, right: Tensor) -> Tensor:
     """‖Σₜ lₜ ⊗ rₜ‖², a few samples at a time, so that the matrices stay in cache."""
     n, a = left.shape[0], left.shape[-1]
-    found = right.new_zeros(n, dtype=real(right.dtype))
+    found = right.new_zeros(n, dtype=finer(right.device))
     line = left.shape[1:-2].numel() * right.shape[-1] * wide(right.dtype).itemsize
     for first, last in spans(n, a * line, 4 << 20):
         some, other = widened(left, right, first, last)
         for start, stop in spans(a, line * (last - first)):
             matrix = torch.matmul(some[..., start:stop].mT, other)
             found[first:last] += squared(matrix)
-    return found
+    return found.to(real(right.dtype))
 
 
 def energies(left: Tensor, right: Tensor) -> Tensor:
