@@ -41,7 +41,9 @@ def certain(parts: Mapping[str, Tensor], elements: int, n: int, device: torch.de
     Small bounds may be swallowed by a large one, and squares may be too small for their dtype.
     """
     total = added(parts, n, device)
-    least = max((torch.finfo(part.dtype).tiny for part in parts.values()), default=0.0)
+    least = max(
+        torch.finfo(dtype).tiny for dtype in (total.dtype, *(p.dtype for p in parts.values()))
+    )
     return total.mul_(1 + torch.finfo(total.dtype).eps * len(parts)).add_(elements * least)
 
 

@@ -148,7 +148,7 @@ class Outer(Form):
         return written_out(self.left[which].double(), self.right[which].double())
 
     def _norms_and_energy(self, *, energy: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-        """‖gᵢ‖², Σₜ ‖lₜ‖²‖rₜ‖², the scale of what rounding can hide, and what may have vanished."""
+        """‖gᵢ‖², Σₜ ‖lₜ‖²‖rₜ‖², the scale of what rounding can hide, and what it can hide."""
         if self.t == 1:
             left, right = self._squares()
             found = self._over_blocks(left.mul_(right))
@@ -156,7 +156,10 @@ class Outer(Form):
         if self.plan().way == "gram":
             return by_pairs(*self.given, sure=energy)
         found = written_out(*self.given)
-        return found, energies(*self.given) if energy else found, None
+        if not energy:
+            return found, found, None
+        sizes = energies(*self.given)
+        return found, sizes, scaled(sizes, *self._lengths()) * (4 * torch.finfo(sizes.dtype).eps)
 
     def _squares(self) -> tuple[Tensor, Tensor]:
         """‖l‖² and ‖r‖² of the only position, for each block."""
@@ -175,9 +178,7 @@ class Outer(Form):
     def measured(self) -> tuple[Tensor, Tensor]:
         """The norms plus what rounding can have hidden; doubtful ones again in double precision.
 
-        Each product of length d is off by about u√d of its terms' size; errors of different
-        positions are independent, so together they are of the size of the energy. The sum itself
-        is rounded too: what it may be off by counts as part of the gradient.
+        The sum itself is rounded too: what it may be off by counts as part of the gradient.
         """
         if self.t != 1 or self.dtype.is_complex:
             return self.certified()[:2]
@@ -202,8 +203,9 @@ class Outer(Form):
         """Products of positions may cancel."""
         if self.t == 1 or self.dtype.is_complex:
             return None
-        norms = self._norms_and_energy(energy=True)
-        return Unsure(*norms, *self._lengths(), self.t, self.exactly)
+        found, energy, hidden = self._norms_and_energy(energy=True)
+        assert hidden is not None
+        return Unsure(found, energy, hidden, *self._lengths(), self.t, self.exactly)
 
     def _lengths(self) -> tuple[int, int]:
         """Of the two factors."""

@@ -12,7 +12,7 @@ from .apart import Apart, side_by_side
 from .cost import Plan
 from .dense import Dense
 from .form import Form, wide
-from .guard import restored, scaled
+from .guard import restored
 from .joint import Joint, joined
 from .mapped import Mapped
 from .outer import Outer
@@ -123,12 +123,10 @@ class Total(Form):
         return found if scale is found else restored(found, scale, self.exactly)
 
     def estimated(self) -> tuple[Tensor, Tensor]:
-        """What can cancel within parts, and between tied ones."""
-        pair = self.tied()
-        if pair is not None:
-            rows, (found, scale) = pair[0].sq_norms(), pair[1].estimated()
-            joined, between = self._joined(rows + found, pair[0].cross(pair[1]))
-            return joined, between.add_(scale)
+        """What can cancel within disjoint parts; tied ones have been written out where they do."""
+        if self.tied() is not None:
+            found = self.measured()[0]
+            return found, found
         if self.disjoint():
             parts = [f.estimated() for f in self.forms]
             found = added([p[0] for p in parts])
@@ -147,15 +145,17 @@ class Total(Form):
         parts = [f.certified() for f in self.forms]
         pair = self.tied()
         if pair is not None:
-            joined, scale = self._joined(added([p[0] for p in parts]), pair[0].cross(pair[1]))
-            found = restored(joined, scale, self.exactly)
+            cross = pair[0].cross(pair[1])
+            found = torch.add(added([p[0] for p in parts]), cross, alpha=2).clamp_(min=0)
         else:
             found = super().sq_norms()
         sizes = added([p[1].sqrt() for p in parts])
         unit = torch.finfo(found.dtype).eps
         bound = self.enlarged(found) + 64 * unit * sizes.square()
-        if pair is not None:  # what is not sure of the head's norm is not sure of the sum's
+        if pair is not None:  # what is not sure of either norm, or of their product, is not sure
             bound += (parts[0][1] - parts[0][0]) + (parts[1][1] - parts[1][0])
+            one, two = (off + 8 * unit * size.sqrt() for _, size, off in parts)
+            bound += one * two / (128 * unit)
             self._write_out(bound > found * (1 + 1e-3), found, bound)
         # the sum is rounded part by part, and so are the rows that the norm was taken of
         return found, (bound.sqrt() + 2 * added([p[2] for p in parts])).square()
@@ -163,11 +163,6 @@ class Total(Form):
     def rounding(self) -> Tensor:
         """That of all parts."""
         return added([f.rounding() for f in self.forms])
-
-    def _joined(self, apart: Tensor, cross: Tensor) -> tuple[Tensor, Tensor]:
-        """‖a + b‖² of ‖a‖² + ‖b‖² and ⟨a, b⟩, and the scale of its rounding."""
-        found = torch.add(apart, cross, alpha=2).clamp_(min=0)
-        return found, scaled(apart, self.shape[0], self.size // self.shape[0])
 
     def _write_out(self, loose: Tensor, found: Tensor, bound: Tensor) -> None:
         """Where cancellation within parts or between them left little, take the dense rows."""
