@@ -219,3 +219,16 @@ def test_who_contributes_nothing_is_reported(options: dict[str, Any]) -> None:
             assert (size(found) == 0) == (i in tape.nonfinite().tolist())
             assert size(found) <= 1 + 1e-6
     assert {2} <= set(tape.nonfinite().tolist()) <= {1, 2}
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_positions_that_are_alike_are_rounded_alike(options: dict[str, Any]) -> None:
+    a, half = 256, 63
+    for seed in (25, 27, 49, 51):  # two positions, often repeated, that differ by some hundredths
+        torch.manual_seed(seed)
+        left, right = (torch.full((1, half, a), float(torch.rand(())) + 0.5) for _ in range(2))
+        other = -left * (1.016 + 0.0004 * (seed % 30))
+        model = nn.Linear(a, a, bias=False)
+        x, g = torch.cat([right, right], 1), torch.cat([left, other], 1)
+        tape = taped(model, x, g, **options)
+        assert size(tape.clipped_sum(1.0)) <= 1 + 1e-6
