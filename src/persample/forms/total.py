@@ -17,6 +17,8 @@ from .joint import Joint, joined
 from .mapped import Mapped
 from .outer import Outer
 from .part import Part
+from .pullback import Pullback
+from .replay import Replay
 from .rows import Rows, concatenated_rows
 from .sketch import Sketch
 
@@ -100,6 +102,11 @@ class Total(Form):
         """Linear."""
         if self.tied() is not None:  # their certain sums are their weighted sums
             return self.weighted_sum(c)
+        if not self.disjoint() and any(
+            isinstance(f, (Joint, Pullback, Replay)) for f in self.forms
+        ):
+            # nothing tells how their rows are rounded: the very rows that the norms were taken of
+            return Form.weighted_sum(self, c)
         return added([f.certain_sum(c) for f in self.forms])
 
     def dot(self, direction: Tensor) -> Tensor:
