@@ -17,6 +17,8 @@ from .loop import narrowest
 from .requests import shown
 from .testing import LossFn, batch_size, take
 
+_UNITS = 64  # of rounding that gradients may carry from others
+
 
 @dataclass(frozen=True, slots=True)
 class Checked:
@@ -76,8 +78,9 @@ def verify(model: nn.Module, loss_fn: LossFn, batch: Any, **options: Any) -> Ver
     ``loss_fn(model, batch)`` returns one loss per sample. Two checks, both with random numbers
     fixed. Σ cᵢ gᵢ for random c against autograd's gradient of Σ cᵢ ℓᵢ finds a gradient given to the
     wrong sample. Isolation finds losses that look at the whole batch: the inputs and labels of one
-    sample, then of all but one, are replaced by another's, and no other row may move. ``options``
-    go to :func:`persample.record`.
+    sample, then of all but one, are replaced by another's, and no other row may move. Every
+    parameter is judged by the size of its own gradients, down to what rounding of the largest may
+    leave in it. ``options`` go to :func:`persample.record`.
 
     >>> import torch, persample
     >>> model = torch.nn.Linear(3, 1)
@@ -92,23 +95,37 @@ def verify(model: nn.Module, loss_fn: LossFn, batch: Any, **options: Any) -> Ver
         raise UsageError("verify needs at least two samples", fix="pass a larger batch")
     state = _Random(model)
     try:
-        rows, expected, c, limit = _run(model, loss_fn, batch, options, state)
+        rows, expected, c, narrow = _run(model, loss_fn, batch, options, state)
         moved = _isolation(model, loss_fn, batch, options, state, rows, n)
     finally:
         state.restore()
-    top = max((float(e.abs().max()) for e in expected.values() if e.numel()), default=0.0) or 1.0
+    limit = tolerance(narrow)
+    sizes = {name: max(_largest(g), _largest(expected[name])) for name, g in rows.items()}
+    floor = _noise(narrow) / limit * max(sizes.values(), default=0.0)
     checked = []
     for name, g in rows.items():
-        mine = torch.tensordot(c.to(g.dtype), g, 1)
-        sums = float((mine - expected[name]).abs().max()) / top if mine.numel() else 0.0
-        apart = moved[name] / top
+        mine, size = torch.tensordot(c.to(g.dtype), g, 1), max(sizes[name], floor) or 1.0
+        sums = _largest(mine - expected[name]) / size
+        apart = moved[name] / size
         checked.append(Checked(name, sums, apart, sums <= limit and apart <= limit))
     return Verification(n, tuple(checked), limit)
 
 
+def _noise(dtype: torch.dtype) -> float:
+    """Rounding of the largest gradients, relative to them: it is all that some parameters have.
+
+    A bias before a normalisation has no gradient but what rounding leaves of others that cancel.
+    """
+    return min(tolerance(dtype), _UNITS * torch.finfo(dtype).eps)
+
+
+def _largest(values: Tensor) -> float:
+    return float(values.abs().max()) if values.numel() else 0.0
+
+
 def _run(
     model: nn.Module, loss_fn: LossFn, batch: Any, options: dict[str, Any], state: _Random
-) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor, float]:
+) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor, torch.dtype]:
     rows = _rows(model, loss_fn, batch, options, state)
     state.restore()
     losses = loss_fn(model, batch)
@@ -124,13 +141,13 @@ def _run(
     c = c.to(losses.device)
     named = dict(model.named_parameters())
     wanted = [named[name] for name in rows]
-    limit = tolerance(narrowest(losses))
+    narrow = narrowest(losses)
     found = torch.autograd.grad(losses, wanted, c.to(losses.dtype), allow_unused=True)
     expected = {
         name: torch.zeros_like(p) if f is None else f.to_dense()
         for name, p, f in zip(rows, wanted, found, strict=True)
     }
-    return rows, expected, c, limit
+    return rows, expected, c, narrow
 
 
 def _rows(

@@ -68,10 +68,11 @@ Rule = Coefficients | Grouped | Callable[[Tensor], Tensor]
 
 def coefficients(rule: Rule, bounds: Tensor, max_norm: float) -> Tensor:
     """The rule's coefficients for certified norms, never more than C / norm; zero if not finite."""
-    finite = torch.isfinite(bounds)
-    safe = torch.where(finite, bounds, 1.0).clamp_(min=torch.finfo(bounds.dtype).tiny)
+    finite, numbers = torch.isfinite(bounds), torch.finfo(bounds.dtype)
+    safe = torch.where(finite, bounds, 1.0).clamp_(min=numbers.tiny)
+    most = numbers.max**0.5 / 4  # times a number whose square is finite: so is the product
     if rule is flat or rule is automatic:  # these keep to C / norm
-        return rule(safe, max_norm).mul_(finite)
+        return rule(safe, max_norm).clamp_(max=most).mul_(finite)
     given = _returned(rule, safe.clone(), max_norm)  # the rule may write to its norms
     if not isinstance(given, Tensor) or given.shape != bounds.shape or given.is_complex():
         raise UsageError(
@@ -83,7 +84,7 @@ def coefficients(rule: Rule, bounds: Tensor, max_norm: float) -> Tensor:
         raise UsageError(f"a clipping rule returned coefficients on {given.device}")
     if not bool(torch.isfinite(given).all()) or bool((given < 0).any()):
         raise UsageError("a clipping rule returned a negative or non-finite coefficient")
-    limited = torch.minimum(given.detach().to(bounds.dtype), max_norm / safe)
+    limited = torch.minimum(given.detach().to(bounds.dtype), max_norm / safe).clamp_(max=most)
     return torch.where(finite, limited, 0.0)
 
 
