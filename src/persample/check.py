@@ -10,14 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from .conditions import RandomState, tolerance
+from .conditions import RandomState, largest, noise, tolerance
 from .entry import record
 from .errors import PersampleError, UsageError
 from .loop import narrowest
 from .requests import shown
 from .testing import LossFn, batch_size, take
-
-_UNITS = 64  # of rounding that gradients may carry from others
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,27 +98,15 @@ def verify(model: nn.Module, loss_fn: LossFn, batch: Any, **options: Any) -> Ver
     finally:
         state.restore()
     limit = tolerance(narrow)
-    sizes = {name: max(_largest(g), _largest(expected[name])) for name, g in rows.items()}
-    floor = _noise(narrow) / limit * max(sizes.values(), default=0.0)
+    sizes = {name: max(largest(g), largest(expected[name])) for name, g in rows.items()}
+    floor = noise(narrow) / limit * max(sizes.values(), default=0.0)
     checked = []
     for name, g in rows.items():
         mine, size = torch.tensordot(c.to(g.dtype), g, 1), max(sizes[name], floor) or 1.0
-        sums = _largest(mine - expected[name]) / size
+        sums = largest(mine - expected[name]) / size
         apart = moved[name] / size
         checked.append(Checked(name, sums, apart, sums <= limit and apart <= limit))
     return Verification(n, tuple(checked), limit)
-
-
-def _noise(dtype: torch.dtype) -> float:
-    """Rounding of the largest gradients, relative to them: it is all that some parameters have.
-
-    A bias before a normalisation has no gradient but what rounding leaves of others that cancel.
-    """
-    return min(tolerance(dtype), _UNITS * torch.finfo(dtype).eps)
-
-
-def _largest(values: Tensor) -> float:
-    return float(values.abs().max()) if values.numel() else 0.0
 
 
 def _run(
