@@ -72,7 +72,7 @@ def coefficients(rule: Rule, bounds: Tensor, max_norm: float) -> Tensor:
     safe = torch.where(finite, bounds, 1.0).clamp_(min=numbers.tiny)
     most = numbers.max**0.5 / 4  # times a number whose square is finite: so is the product
     if rule is flat or rule is automatic:  # these keep to C / norm
-        return rule(safe, max_norm).clamp_(max=most).mul_(finite)
+        return _normal(rule(safe, max_norm).clamp_(max=most), numbers).mul_(finite)
     given = _returned(rule, safe.clone(), max_norm)  # the rule may write to its norms
     if not isinstance(given, Tensor) or given.shape != bounds.shape or given.is_complex():
         raise UsageError(
@@ -85,7 +85,12 @@ def coefficients(rule: Rule, bounds: Tensor, max_norm: float) -> Tensor:
     if not bool(torch.isfinite(given).all()) or bool((given < 0).any()):
         raise UsageError("a clipping rule returned a negative or non-finite coefficient")
     limited = torch.minimum(given.detach().to(bounds.dtype), max_norm / safe).clamp_(max=most)
-    return torch.where(finite, limited, 0.0)
+    return torch.where(finite, _normal(limited, numbers), 0.0)
+
+
+def _normal(given: Tensor, numbers: torch.finfo) -> Tensor:
+    """Coefficients too small for their dtype are rounded by more than a bound allows: none."""
+    return torch.threshold_(given, numbers.tiny, 0.0)
 
 
 def _returned(rule: Any, norms: Tensor, max_norm: float) -> object:
