@@ -1,7 +1,7 @@
 """Forms: representations of n gradients that know their algebra."""
 
 from .apart import Apart
-from .cost import BUDGET, LEAN, Plan, scratch, spans, within
+from .cost import BUDGET, JOINED, LEAN, Plan, scratch, spans, within
 from .dense import Dense
 from .form import Form, inner, lift, real, wide
 from .geometry import Geometry
@@ -11,7 +11,9 @@ from .keeping import kept_rows
 from .outer import Outer
 from .part import Part
 from .patches import Patches
+from .pieces import Pieces
 from .pixels import Pixels
+from .pullback import Pullback
 from .pulled import pulled
 from .replay import Replay
 from .rows import Rows
@@ -23,6 +25,7 @@ from .total import Total, total
 
 __all__ = [
     "BUDGET",
+    "JOINED",
     "LEAN",
     "Apart",
     "Dense",
@@ -32,8 +35,10 @@ __all__ = [
     "Outer",
     "Part",
     "Patches",
+    "Pieces",
     "Pixels",
     "Plan",
+    "Pullback",
     "Replay",
     "Rows",
     "Sketch",

@@ -107,6 +107,11 @@ class Apart(Form):
         """Each part's."""
         return self._each(lambda part: part.sq_bounds())
 
+    def measured(self) -> tuple[Tensor, Tensor]:
+        """Each part's, looked at once."""
+        pair = self._each(lambda part: torch.stack(part.measured(), 1), 2)
+        return pair[:, 0].clone(), pair[:, 1].clone()
+
     def rounding(self) -> Tensor:
         """Each part's."""
         return self._each(lambda part: part.rounding())

@@ -183,9 +183,9 @@ class Form:
         return torch.zeros(self.n, dtype=real(self.dtype), device=self.device)
 
     def measured(self) -> tuple[Tensor, Tensor]:
-        """Squared norms and their bounds, for those who need both."""
-        found = self.sq_bounds()
-        return self.sq_norms(), found
+        """Squared norms and their bounds, for those who need both: rows are written out once."""
+        found = self.sq_norms()
+        return found, found
 
     def unsure(self) -> Unsure | None:
         """Norms and what their bounds follow from, where many are looked at together."""

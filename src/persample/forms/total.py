@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Iterator
 
 import torch
 from torch import Tensor
@@ -17,6 +16,7 @@ from .joint import Joint, joined
 from .mapped import Mapped
 from .outer import Outer
 from .part import Part
+from .pieces import Pieces, disjoint
 from .rows import Rows, concatenated_rows
 from .sketch import Sketch
 
@@ -24,8 +24,8 @@ from .sketch import Sketch
 class Total(Form):
     """gᵢ = Σᵤ gᵢ⁽ᵘ⁾ over the uses u of a parameter.
 
-    ‖Σᵤ gᵤ‖² has cross terms: norms of uses are never added as they are, except where uses touch
-    disjoint pieces of the parameter.
+    ‖Σᵤ gᵤ‖² has cross terms: norms of uses are never added as they are. Uses that touch disjoint
+    pieces of the parameter are :class:`Pieces`.
     """
 
     __slots__ = ("forms",)
@@ -55,7 +55,7 @@ class Total(Form):
     def plan(self) -> Plan:
         """The parts' own, and a cross term, where no rows are needed."""
         rows = super().plan()
-        if self.tied() is None and not self.disjoint():
+        if self.tied() is None:
             return rows
         plans = [f.plan() for f in self.forms]
         ways = " + ".join(dict.fromkeys(p.way for p in plans))
@@ -94,13 +94,26 @@ class Total(Form):
         if pair is not None and wide(pair[0].dtype) == wide(pair[1].dtype):
             rows, outer = pair
             return rows.add_sum(outer.weighted_sum(c), c)
-        return added([f.weighted_sum(c) for f in self.forms])
+        return self._summed(lambda form: form.weighted_sum(c))
 
     def certain_sum(self, c: Tensor) -> Tensor:
         """Linear."""
         if self.tied() is not None:  # their certain sums are their weighted sums
             return self.weighted_sum(c)
-        return added([f.certain_sum(c) for f in self.forms])
+        return self._summed(lambda form: form.certain_sum(c))
+
+    def _summed(self, ask: Callable[[Form], Tensor]) -> Tensor:
+        """The parts' sums; those of pieces are added to their places."""
+        whole = [ask(f) for f in self.forms if not isinstance(f, Part)]
+        if len(whole) == len(self.forms):
+            return added(whole)
+        out = torch.zeros(self.shape, dtype=wide(self.dtype), device=self.device)
+        for value in whole:
+            out += value
+        for form in self.forms:
+            if isinstance(form, Part):
+                form.region(out).add_(ask(form.form))
+        return out
 
     def dot(self, direction: Tensor) -> Tensor:
         """Linear."""
@@ -117,7 +130,7 @@ class Total(Form):
 
     def sq_norms(self) -> Tensor:
         """An embedding tied to an output head has a cheap cross term; others are written out."""
-        if self.tied() is None and not self.disjoint():
+        if self.tied() is None:
             return super().sq_norms()
         found, scale = self.estimated()
         return found if scale is found else restored(found, scale, self.exactly)
@@ -129,22 +142,14 @@ class Total(Form):
             rows, (found, scale) = pair[0].sq_norms(), pair[1].estimated()
             joined, between = self._joined(rows + found, pair[0].cross(pair[1]))
             return joined, joined if between is joined else between.add_(scale)
-        if self.disjoint():
-            parts = [f.estimated() for f in self.forms]
-            found = added([p[0] for p in parts])
-            alike = all(scale is part for part, scale in parts)
-            return found, found if alike else added([p[1] for p in parts])
         return super().estimated()
 
     def sq_bounds(self) -> Tensor:
-        """Disjoint parts have bounds of their own; else the triangle inequality guards rounding."""
+        """The triangle inequality guards rounding."""
         return self.measured()[1]
 
     def measured(self) -> tuple[Tensor, Tensor]:
         """Norms and bounds, each part looked at once."""
-        if self.disjoint():
-            apart = [f.measured() for f in self.forms]
-            return added([p[0] for p in apart]), added([p[1] for p in apart])
         parts = [f.certified() for f in self.forms]
         pair = self.tied()
         if pair is not None:
@@ -189,13 +194,6 @@ class Total(Form):
             return rows[0], outer[0]
         return None
 
-    def disjoint(self) -> bool:
-        """Whether the parts are pieces of the parameter that do not overlap."""
-        if not all(isinstance(f, Part) for f in self.forms):
-            return False
-        ranges = sorted(f.span() for f in self.forms if isinstance(f, Part))
-        return all(a[1] <= b[0] for a, b in itertools.pairwise(ranges))
-
 
 def total(forms: list[Form]) -> Form:
     """One form for one parameter: equal kinds are merged first."""
@@ -208,7 +206,7 @@ def total(forms: list[Form]) -> Form:
     joint: list[Joint] = []
     apart: dict[int, list[Form]] = {}
     mapped: dict[Hashable, list[Mapped]] = {}
-    for form in forms:
+    for form in _unfolded(forms):
         if isinstance(form, Apart):
             for i, part in form.parts.items():
                 apart.setdefault(i, []).append(part)
@@ -238,7 +236,25 @@ def total(forms: list[Form]) -> Form:
     if apart:
         own = {i: total(parts) for i, parts in sorted(apart.items())}
         merged.append(side_by_side(own, forms[0].n))
+    merged = _pieced(merged)
     return merged[0] if len(merged) == 1 else Total(merged)
+
+
+def _unfolded(forms: list[Form]) -> Iterator[Form]:
+    """Pieces one by one: those of several uses may be of the same places."""
+    for form in forms:
+        if isinstance(form, Pieces):
+            yield from form.parts
+        else:
+            yield form
+
+
+def _pieced(forms: list[Form]) -> list[Form]:
+    """Pieces that do not overlap as one form."""
+    parts = [f for f in forms if isinstance(f, Part)]
+    if len(parts) < 2 or not disjoint(parts):
+        return forms
+    return [*(f for f in forms if not isinstance(f, Part)), Pieces(parts)]
 
 
 def added(tensors: list[Tensor]) -> Tensor:
