@@ -17,13 +17,17 @@ from torch import Tensor
 
 from .conditions import Autocast, current_autocast
 from .errors import MissedUseError
-from .forms import Dense, Form, Joint, Pullback, pulled, real, total, wide
+from .forms import Dense, Form, Joint, Picked, Pullback, pulled, real, total, wide
 from .marks import version
 from .queries import projected, spread
 from .values import Values
 
 Visitor = Callable[[str, Form], None]
-_TOGETHER = (Joint, Pullback)  # forms whose sum must be that of the rows that norms were taken of
+_TOGETHER = (
+    Joint,
+    Picked,
+    Pullback,
+)  # forms whose sum must be that of the rows that norms were taken of
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from .keeping import kept_rows
 from .outer import Outer
 from .part import Part
 from .patches import Patches
+from .picked import Picked
 from .pieces import Pieces
 from .pixels import Pixels
 from .pullback import Pullback
@@ -35,6 +36,7 @@ __all__ = [
     "Outer",
     "Part",
     "Patches",
+    "Picked",
     "Pieces",
     "Pixels",
     "Plan",

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .apart import Apart, side_by_side
-from .cost import Plan
+from .cost import Plan, scratch
 from .dense import Dense
 from .form import Form, wide
 from .guard import restored, scaled
@@ -16,6 +16,7 @@ from .joint import Joint, joined
 from .mapped import Mapped
 from .outer import Outer
 from .part import Part
+from .picked import Picked
 from .pieces import Pieces, disjoint
 from .rows import Rows, concatenated_rows
 from .sketch import Sketch
@@ -126,7 +127,7 @@ class Total(Form):
     def dots(self, other: Form) -> Tensor:
         """Bilinear: every pair of parts."""
         others = other.forms if isinstance(other, Total) else [other]
-        return added([f.dots(g) for f in self.forms for g in others])
+        return added([_between(f, g) for f in self.forms for g in others])
 
     def sq_norms(self) -> Tensor:
         """An embedding tied to an output head has a cheap cross term; others are written out."""
@@ -224,6 +225,7 @@ def total(forms: list[Form]) -> Form:
             merged.append(form)
     for group in outers.values():
         merged.append(group[0] if len(group) == 1 else _concatenated(group))
+    tables = tables + _as_tables(mapped, known=bool(tables))
     if tables:
         merged.append(tables[0] if len(tables) == 1 else concatenated_rows(tables))
     if dense:
@@ -249,12 +251,29 @@ def _unfolded(forms: list[Form]) -> Iterator[Form]:
             yield form
 
 
+def _as_tables(mapped: dict[Hashable, list[Mapped]], *, known: bool) -> list[Rows]:
+    """Picked rows written out, where others of the same table are known and the budget allows."""
+    picked = {key: alike for key, alike in mapped.items() if isinstance(alike[0], Picked)}
+    size = sum(2 * f.n * f.form.row_bytes() for alike in picked.values() for f in alike)
+    if len(picked) + known < 2 or size > scratch():
+        return []
+    groups = [mapped.pop(key) for key in picked]
+    return [f.table() for alike in groups for f in alike if isinstance(f, Picked)]
+
+
 def _pieced(forms: list[Form]) -> list[Form]:
     """Pieces that do not overlap as one form."""
     parts = [f for f in forms if isinstance(f, Part)]
     if len(parts) < 2 or not disjoint(parts):
         return forms
     return [*(f for f in forms if not isinstance(f, Part)), Pieces(parts)]
+
+
+def _between(form: Form, other: Form) -> Tensor:
+    """⟨gᵢ, hⱼ⟩ by the form that knows where it is zero."""
+    if isinstance(other, Rows) and not isinstance(form, Rows):
+        return other.dots(form).T
+    return form.dots(other)
 
 
 def added(tensors: list[Tensor]) -> Tensor:
