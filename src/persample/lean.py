@@ -17,7 +17,21 @@ from torch import Tensor
 
 from .conditions import Autocast, current_autocast
 from .errors import MissedUseError
-from .forms import Dense, Form, Joint, Picked, Pullback, pulled, real, total, wide
+from .forms import (
+    LEAN,
+    WALK,
+    Dense,
+    Form,
+    Joint,
+    Picked,
+    Pullback,
+    pulled,
+    real,
+    scratch,
+    total,
+    wide,
+    within,
+)
 from .marks import version
 from .queries import projected, spread
 from .values import Values
@@ -132,7 +146,9 @@ class Lean:
         if not forms:
             return
         self.settled.update(forms)
-        for name, form in (forms | pulled(forms)).items():
+        with within(WALK if scratch() == LEAN else scratch()):
+            forms |= pulled(forms)
+        for name, form in forms.items():
             (self.visitor or self._first)(name, form)
 
     def _first(self, name: str, form: Form) -> None:

@@ -1,7 +1,7 @@
 """Forms: representations of n gradients that know their algebra."""
 
 from .apart import Apart
-from .cost import BUDGET, JOINED, LEAN, Plan, scratch, spans, within
+from .cost import BUDGET, JOINED, LEAN, WALK, Plan, scratch, spans, within
 from .dense import Dense
 from .form import Form, inner, lift, real, wide
 from .geometry import Geometry
@@ -28,6 +28,7 @@ __all__ = [
     "BUDGET",
     "JOINED",
     "LEAN",
+    "WALK",
     "Apart",
     "Dense",
     "Form",

@@ -123,10 +123,10 @@ class Pieces(Form):
             else:
                 unsure.append(norms)
         for group in _alike(unsure):
-            for norms, bounds in zip(group, guarded(group), strict=True):
-                found.append((norms.found, *bounds))
-        norms, bounds, off = (_sum(column) for column in zip(*found, strict=True))
-        return norms, bounds, off
+            for each, (bounds, off) in zip(group, guarded(group), strict=True):
+                found.append((each.found, bounds, off))
+        columns = list(zip(*found, strict=True))
+        return _sum(columns[0]), _sum(columns[1]), _sum(columns[2])
 
     def rounding(self) -> Tensor:
         """That of all pieces."""

@@ -265,6 +265,8 @@ class Rows(Form):
 
     def dots(self, other: Form) -> Tensor:
         """In a table of the indices that occur: all other rows are zero on one side."""
+        if not self.index.numel():
+            return torch.zeros(self.n, other.n, dtype=real(self.dtype), device=self.device)
         if isinstance(other, Rows):
             used = torch.unique(torch.cat([self.index, other.index]))
             mine = self._among(used)

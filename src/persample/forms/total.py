@@ -252,10 +252,16 @@ def _unfolded(forms: list[Form]) -> Iterator[Form]:
 
 
 def _as_tables(mapped: dict[Hashable, list[Mapped]], *, known: bool) -> list[Rows]:
-    """Picked rows written out, where others of the same table are known and the budget allows."""
+    """Picked rows written out, where others of the same table are known and the budget allows.
+
+    Without it, rows of the whole table would have to be written out, two at least.
+    """
     picked = {key: alike for key, alike in mapped.items() if isinstance(alike[0], Picked)}
-    size = sum(2 * f.n * f.form.row_bytes() for alike in picked.values() for f in alike)
-    if len(picked) + known < 2 or size > scratch():
+    each = [f for alike in picked.values() for f in alike]
+    size = sum(2 * f.n * f.form.size * wide(f.dtype).itemsize for f in each)
+    if len(picked) + known < 2:
+        return []
+    if size > max(scratch(), 2 * each[0].size * wide(each[0].dtype).itemsize):
         return []
     groups = [mapped.pop(key) for key in picked]
     return [f.table() for alike in groups for f in alike if isinstance(f, Picked)]

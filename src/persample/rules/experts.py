@@ -34,10 +34,10 @@ def grouped_mm(use: Use, firing: Firing, n: int) -> Forms:
     if n * spare * (i + o) <= experts * JOINED:
         left, right = (routed.side_by_side(rows, longest) for rows in (x, grad))
         return [Outer(left, right, weight.shape)]
-    left, right = routed.one_by_one(x), routed.one_by_one(grad)
+    mine, theirs = routed.one_by_one(x), routed.one_by_one(grad)
     parts = [
-        Part(Outer(left[e], right[e], torch.Size((i, o))), weight.shape, (o, 1), e * i * o)
-        for e in left
+        Part(Outer(mine[e], theirs[e], torch.Size((i, o))), weight.shape, (o, 1), e * i * o)
+        for e in mine
     ]
     return [Pieces(parts) if len(parts) > 1 else parts[0]]
 
