@@ -31,7 +31,7 @@ def test_uses_aliases_and_parameters_without_gradient() -> None:
 def test_what_is_slow() -> None:
     model = nn.Bilinear(3, 4, 2)
     with persample.record(model) as tape:
-        tape.backward(model(torch.randn(3, 3), torch.randn(3, 4)).sum(1))
+        tape.backward(model(torch.randn(3, 5, 3), torch.randn(3, 5, 4)).sum((1, 2)))
     assert any("bilinear" in line for line in tape.explain().slow)
 
 

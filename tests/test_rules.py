@@ -38,6 +38,26 @@ def ids(high: int, *shape: int) -> Tensor:
     return torch.randint(high, (N, *shape), generator=torch.Generator().manual_seed(0))
 
 
+CHOSEN: dict[str, Build] = {
+    "elements of a vector": f(lambda s, i: s.w[i].sin(), ids(6, 4), w=(6,)),
+    "one element each": f(lambda s, i: s.w[i].sin().unsqueeze(1), ids(6), w=(6,)),
+    "rows": f(lambda s, i: s.w[i].sin(), ids(6, 4), w=(6, 3)),
+    "rows counted from the end": f(lambda s, i: s.w[i - 6].sin(), ids(6, 4), w=(6, 3)),
+    "blocks": f(lambda s, i: s.w[i].sin(), ids(6, 4), w=(6, 3, 2)),
+    "pairs": f(lambda s, i: s.w[i, i.flip(1)].sin(), ids(6, 4), w=(6, 6)),
+    "pairs of blocks": f(lambda s, i: s.w[i, (i + 1) % 6].sin(), ids(6, 4), w=(6, 6, 2)),
+    "a pair with a constant": f(
+        lambda s, i: s.w[i, torch.arange(4)].sin(), ids(6, 4), w=(6, 4, 2)),
+    "of a slice": f(lambda s, i: s.w[2:][i].sin(), ids(4, 4), w=(6, 3)),
+    "index_select": f(
+        lambda s, i: torch.index_select(s.w, 0, i.flatten()).view(*i.shape, -1).sin(),
+        ids(6, 4), w=(6, 3)),
+    "index_select of columns": f(
+        lambda s, i: torch.index_select(s.w, 1, i.flatten()).T.reshape(*i.shape, -1).sin(),
+        ids(6, 4), w=(3, 6)),
+    "twice": f(lambda s, i: s.w[i].sin() * s.w[i.flip(1)], ids(6, 4), w=(6,)),
+}  # fmt: skip
+
 PRODUCTS: dict[str, Build] = {
     "linear": module(lambda: nn.Linear(5, 3), x(4, 5)),
     "linear of a vector": module(lambda: nn.Linear(5, 3), x(5)),
@@ -72,6 +92,20 @@ PRODUCTS: dict[str, Build] = {
     "low rank": f(lambda s, x: F.linear(F.linear(x, s.a), s.b), x(4, 5), a=(2, 5), b=(3, 2)),
     "low rank, merged": f(lambda s, x: F.linear(x, s.b @ s.a), x(4, 5), a=(2, 5), b=(3, 2)),
     "inner": f(lambda s, x: F.linear(x, s.w.t()), x(4, 5), w=(5, 3)),
+    "bilinear": module(lambda: nn.Bilinear(5, 4, 3), x(5), x(4)),
+    "bilinear of few positions": module(lambda: nn.Bilinear(5, 4, 3), x(2, 5), x(2, 4)),
+    "bilinear of many positions": module(lambda: nn.Bilinear(5, 4, 3), x(6, 5), x(6, 4)),
+    "bilinear of one input": f(
+        lambda s, x: F.bilinear(x, x, s.w, s.b), x(5), w=(3, 5, 5), b=(3,)),
+    "columns in two pieces": f(
+        lambda s, x: F.linear(x[..., :2], s.w[:, :2]) * F.linear(x[..., 2:], s.w[:, 2:]),
+        x(4, 5), w=(3, 5)),
+    "columns in two pieces that overlap": f(
+        lambda s, x: F.linear(x[..., :3], s.w[:, :3]) * F.linear(x[..., 2:], s.w[:, 2:]),
+        x(4, 5), w=(3, 5)),
+    "whole, and in pieces": f(
+        lambda s, x: F.linear(x, s.w) * F.linear(x, s.w[:3]).sum(-1, True)
+        * F.linear(x, s.w[3:]).sum(-1, True), x(4, 5), w=(6, 5)),
 }  # fmt: skip
 
 CONVOLUTIONS: dict[str, Build] = {
@@ -220,10 +254,12 @@ for _options in ({}, {"num_layers": 2}, {"bidirectional": True, "num_layers": 2,
     RECURRENT[f"LSTM projected {_options}"] = module(_make, x(5, 4))
     RECURRENT[f"packed LSTM projected {_options}"] = packed(_make, [3, 5, 2], False)
 
-CASES = PRODUCTS | CONVOLUTIONS | TABLES | NORMS | ARITHMETIC | RECURRENT
+CASES = CHOSEN | PRODUCTS | CONVOLUTIONS | TABLES | NORMS | ARITHMETIC | RECURRENT
 # Left to the generic rule, with the reason.
 _REPEATED = "one column or row is repeated as what the result has besides its positions"
 GENERIC = {
+    "index_select of columns": "rows of a table are along its first axis",
+    "bilinear of many positions": "their products would take more memory than the rows",
     **dict.fromkeys(("bmm of one column", "one column of each head", "one row @ data"), _REPEATED),
     "einsum of three": "a rule for two operands exists",
     "einsum of three, two parameters": "a rule for two operands exists",

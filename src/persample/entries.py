@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 
 from .distributed import freed
 from .errors import MissedUseError, Place, StaleError, UsageError, describe
-from .forms import Apart, Dense, Form, Joint, Part, Replay
-from .forms.pullback import Pullback
+from .forms import Apart, Dense, Form, Joint, Part, Picked, Pullback, Replay
 from .layout import Layout
 from .marks import version, versions
-from .nodes import leaves_of, nodes_of
+from .nodes import leaves_of, lookups_of, nodes_of
 from .rules import OfTable
 from .rules.embedding import of_table
 from .use import Firing, Operand, Use
@@ -112,10 +112,30 @@ def attached(
         shape = selected[view.name].shape
         return [(view.name, Part(form, shape, view.strides, view.offset))]
     return [
-        (name, Pullback(form, operand.edge, selected[name], operand.value.dtype))
+        (name, _pulled_back(form, operand, selected[name]))
         for name in sources(operand, selected)
         if name in names
     ]
+
+
+def _pulled_back(form: Form, operand: Operand, parameter: Tensor) -> Form:
+    """Through the derived tensor's graph, to a table's picked rows or to the whole parameter."""
+    edge, dtype = operand.edge, operand.value.dtype
+    if operand.lookups is None:
+        operand.lookups = lookups_of(edge.node)
+    node = operand.lookups.get(id(parameter))
+    if node is None or parameter.dim() != 2:
+        return Pullback(form, edge, parameter, dtype)
+    try:
+        index, padding = node._saved_indices.clone(), node._saved_padding_idx
+    except RuntimeError:  # overwritten: autograd says so
+        return Pullback(form, edge, parameter, dtype)
+    shape = torch.Size((*index.shape, parameter.shape[1]))
+    if edge.node is not node or form.shape != shape:
+        form = Pullback(form, edge, parameter, dtype, (GradientEdge(node, 0), shape))
+    # as torch saves it, no padding is the largest number there is
+    padding = padding if 0 <= padding < parameter.shape[0] else -1
+    return Picked(form, parameter.shape, index.reshape(-1).to(torch.long), padding, id(node))
 
 
 def forget_lookups(use: Use, by_hand: Collection[Any]) -> None:
@@ -150,7 +170,7 @@ def written_out(entry: Entry, selected: Selected) -> list[Entry] | None:
         entry.form = Dense(entry.form.wide_dense())
     found = []
     for name, form in attached(entry, set(needed), selected):
-        if isinstance(form, Pullback):
+        if isinstance(form, (Picked, Pullback)):
             form = Dense(form.wide_dense())
         value = selected[name].detach()
         operand = Operand(entry.operand.position, value, name, None, version(value))

@@ -221,8 +221,7 @@ class Intake:
             seen = measured(entry.form, entry.form, kept=False)
             self.told.append((entry.use, entry.operand, entry.rule, seen))
         with within(self.recorder.budget):
-            for parameter, part in self.attached(entry, self._selected):
-                lean.take(parameter, part)
+            lean.take(self.attached(entry, self._selected))
 
     def remember_values(self) -> None:
         """A backward pass is over: what answers are computed from must not change any more."""

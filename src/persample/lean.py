@@ -9,7 +9,7 @@ not to the losses: half precision would round them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -17,12 +17,31 @@ from torch import Tensor
 
 from .conditions import Autocast, current_autocast
 from .errors import MissedUseError
-from .forms import Dense, Form, Joint, real, total, wide
+from .forms import (
+    LEAN,
+    WALK,
+    Dense,
+    Form,
+    Joint,
+    Picked,
+    Pullback,
+    pulled,
+    real,
+    scratch,
+    total,
+    wide,
+    within,
+)
 from .marks import version
 from .queries import projected, spread
 from .values import Values
 
 Visitor = Callable[[str, Form], None]
+_TOGETHER = (
+    Joint,
+    Picked,
+    Pullback,
+)  # forms whose sum must be that of the rows that norms were taken of
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +81,7 @@ class Lean:
     ahead: Ahead
     awaited: dict[str, int] = field(default_factory=dict)
     waiting: dict[str, list[Form]] = field(default_factory=dict)
+    seen: dict[str, int] = field(default_factory=dict)
     settled: set[str] = field(default_factory=set)
     sq_norms: dict[str, Tensor] = field(default_factory=dict)
     sq_bounds: dict[str, Tensor] = field(default_factory=dict)
@@ -98,27 +118,38 @@ class Lean:
             self.clear()
         self.waiting.clear()
         self.settled.clear()
+        self.seen.clear()
         self.visitor, self.linear, self.patient = visitor, linear, patient
 
-    def take(self, name: str, form: Form) -> None:
-        """A use fired."""
-        if self.linear and self.visitor is not None and not isinstance(form, Joint):
-            self.visitor(name, form)
-            return
-        if name in self.settled:
-            raise MissedUseError(
-                f"a use of {name!r} came back after all that were recorded",
-                why="a recomputation in backward used it where forward did not",
-                fix="record without lean",
-            )
-        self.waiting.setdefault(name, []).append(form)
-        if len(self.waiting[name]) == self.awaited.get(name, -1) and not self.patient:
-            self._settle(name)
+    def take(self, parts: Sequence[tuple[str, Form]]) -> None:
+        """A use fired: the forms of the parameters behind its operand."""
+        complete = []
+        for name, form in parts:
+            self.seen[name] = self.seen.get(name, 0) + 1
+            if self.linear and self.visitor is not None and not isinstance(form, _TOGETHER):
+                self.visitor(name, form)
+            elif name not in self.settled:
+                self.waiting.setdefault(name, []).append(form)
+            else:
+                raise MissedUseError(
+                    f"a use of {name!r} came back after all that were recorded",
+                    why="a recomputation in backward used it where forward did not",
+                    fix="record without lean",
+                )
+            if self.seen[name] == self.awaited.get(name, -1) and not self.patient:
+                complete.append(name)
+        self._settle(complete)
 
-    def _settle(self, name: str) -> None:
-        form = total(self.waiting.pop(name))
-        self.settled.add(name)
-        (self.visitor or self._first)(name, form)
+    def _settle(self, names: Iterable[str]) -> None:
+        """Ask parameters that are complete; those behind one derived tensor are walked to once."""
+        forms = {name: total(self.waiting.pop(name)) for name in names if name in self.waiting}
+        if not forms:
+            return
+        self.settled.update(forms)
+        with within(WALK if scratch() == LEAN else scratch()):
+            forms |= pulled(forms)
+        for name, form in forms.items():
+            (self.visitor or self._first)(name, form)
 
     def _first(self, name: str, form: Form) -> None:
         if self.ahead.grads:
@@ -169,8 +200,7 @@ class Lean:
 
     def finish(self) -> None:
         """The backward pass is over: parameters whose other uses got no gradient are complete."""
-        for name in list(self.waiting):
-            self._settle(name)
+        self._settle(list(self.waiting))
 
     def finished(self, root: tuple[Tensor, Tensor, float] | None, *, retain: bool) -> None:
         """The first backward pass is over; ``root`` is where others start, if there may be any."""

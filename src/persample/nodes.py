@@ -76,6 +76,22 @@ def leaves_of(node: Any) -> list[Tensor]:
     return [at.variable for at in nodes_of(node) if hasattr(at, "variable")]
 
 
+def lookups_of(node: Any) -> dict[int, Any]:
+    """The only node that reads a leaf, by the leaf's id, where it picks rows by constants."""
+    readers: dict[int, list[Any]] = {}
+    for at in nodes_of(node):
+        for into, _ in at.next_functions:
+            if into is not None and hasattr(into, "variable"):
+                readers.setdefault(id(into.variable), []).append(at)
+    return {
+        leaf: found[0]
+        for leaf, found in readers.items()
+        if len(found) == 1
+        and found[0].name() == "EmbeddingBackward0"
+        and not found[0]._saved_scale_grad_by_freq
+    }
+
+
 def is_edge(tensor: Tensor, node: Any, number: int) -> bool:
     """Whether a graph edge leads to this tensor."""
     if tensor.grad_fn is None:

@@ -60,6 +60,7 @@ class Operand:
     expanded: tuple[int, ...] = ()
     lookup: Lookup | None = None
     sources: list[str] | None = None  # parameters behind it, once known
+    lookups: dict[int, Any] | None = None  # look-ups behind it, once known, by their table's id
 
     @property
     def wanted(self) -> bool:

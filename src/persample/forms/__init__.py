@@ -1,7 +1,7 @@
 """Forms: representations of n gradients that know their algebra."""
 
 from .apart import Apart
-from .cost import BUDGET, LEAN, Plan, scratch, spans, within
+from .cost import BUDGET, JOINED, LEAN, WALK, Plan, scratch, spans, within
 from .dense import Dense
 from .form import Form, inner, lift, real, wide
 from .geometry import Geometry
@@ -11,7 +11,10 @@ from .keeping import kept_rows
 from .outer import Outer
 from .part import Part
 from .patches import Patches
+from .picked import Picked
+from .pieces import Pieces
 from .pixels import Pixels
+from .pullback import Pullback
 from .pulled import pulled
 from .replay import Replay
 from .rows import Rows
@@ -23,7 +26,9 @@ from .total import Total, total
 
 __all__ = [
     "BUDGET",
+    "JOINED",
     "LEAN",
+    "WALK",
     "Apart",
     "Dense",
     "Form",
@@ -32,8 +37,11 @@ __all__ = [
     "Outer",
     "Part",
     "Patches",
+    "Picked",
+    "Pieces",
     "Pixels",
     "Plan",
+    "Pullback",
     "Replay",
     "Rows",
     "Sketch",

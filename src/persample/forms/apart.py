@@ -104,9 +104,9 @@ class Apart(Form):
         return torch.cat([none if part is None else part.exactly(only) for part in parts])
 
     def measured(self) -> tuple[Tensor, Tensor]:
-        """Each part's."""
-        both = self._each(lambda part: torch.stack(part.measured(), 1), 2)
-        return both[:, 0], both[:, 1]
+        """Each part's, looked at once."""
+        pair = self._each(lambda part: torch.stack(part.measured(), 1), 2)
+        return pair[:, 0].clone(), pair[:, 1].clone()
 
     def rounding(self) -> Tensor:
         """Each part's."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 BUDGET = 64 << 20  # bytes of scratch memory that a question may take beyond its result
 LEAN = 2 << 20  # where as little as possible is to be alive at once
+WALK = 16 << 20  # the same where less would mean to walk one graph again and again
 _LIMIT: ContextVar[int] = ContextVar("scratch memory", default=BUDGET)
 _BYTE = 2  # multiplications that take as long as moving a byte of an intermediate result
 MEMORY = 4  # the same for a byte that does not stay in the cache

@@ -190,7 +190,7 @@ class Form:
         return torch.zeros(self.n, dtype=real(self.dtype), device=self.device)
 
     def measured(self) -> tuple[Tensor, Tensor]:
-        """Squared norms and their bounds, for those who need both."""
+        """Squared norms and their bounds, for those who need both: rows are written out once."""
         found = self.sq_norms()
         return found, self.enlarged(found)
 

@@ -43,10 +43,40 @@ class Part(Mapped):
         )
         return self.offset, last + 1
 
-    def _into(self, tensor: Tensor, value: Tensor, lead: int) -> None:
-        """Write a value of the view's shape to its places in (n?, size) zeros."""
+    def box(self) -> list[range] | None:
+        """The indices named on every axis of the parameter, if the view is a box of it."""
+        step, axes = 1, []
+        for size in reversed(self.shape):
+            axes.append((size, step))
+            step *= size
+        lengths, rest, found = {}, self.offset, []
+        for size, stride in zip(self.view, self.strides, strict=True):
+            if size != 1:
+                if stride in lengths:
+                    return None
+                lengths[stride] = size
+        for size, stride in reversed(axes):
+            start, rest = divmod(rest, stride) if stride else (0, rest)
+            length = lengths.pop(stride, 1) if size != 1 else 1
+            if start + length > size:
+                return None
+            found.append(range(start, start + length))
+        return None if lengths or rest else found
+
+    def region(self, out: Tensor) -> Tensor:
+        """The view's places in a contiguous tensor of the parameter's shape, or in rows of such."""
+        lead = out.shape[: out.dim() - len(self.shape)]
         strides = (self.size, *self.strides) if lead else self.strides
-        tensor.as_strided(value.shape, strides, self.offset).copy_(value)
+        return out.as_strided((*lead, *self.view), strides, out.storage_offset() + self.offset)
+
+    def add_to(self, out: Tensor, first: int = 0, last: int | None = None) -> Tensor:
+        """To their places alone."""
+        if not out.is_contiguous():
+            return super().add_to(out, first, last)
+        wider = out.dtype != self.dtype
+        rows = self.form.wide_dense(first, last) if wider else self.form.dense(first, last)
+        self.region(out).add_(rows)
+        return out
 
     def plan(self) -> Plan:
         """That of the view."""
@@ -56,14 +86,14 @@ class Part(Mapped):
         """Zeros with the view's rows in their places."""
         rows = self.form.dense(first, last)
         out = rows.new_zeros(rows.shape[0], *self.shape)
-        self._into(out, rows, lead=1)
+        self.region(out).copy_(rows)
         return out
 
     def wide_dense(self, first: int = 0, last: int | None = None) -> Tensor:
         """From the view's wide rows."""
         rows = self.form.wide_dense(first, last)
         out = rows.new_zeros(rows.shape[0], *self.shape)
-        self._into(out, rows, lead=1)
+        self.region(out).copy_(rows)
         return out
 
     def sq_norms(self) -> Tensor:
@@ -105,7 +135,7 @@ class Part(Mapped):
     def _placed(self, value: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         dtype = wide(self.dtype) if dtype is None else dtype
         out = torch.zeros(self.shape, dtype=dtype, device=self.device)
-        self._into(out, value, lead=0)
+        self.region(out).copy_(value)
         return out
 
     def dot(self, direction: Tensor) -> Tensor:

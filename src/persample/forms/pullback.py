@@ -19,15 +19,20 @@ class Pullback(Mapped):
     The derived tensor's own graph, recorded by autograd, does the work.
     """
 
-    __slots__ = ("derived", "edge", "parameter")
+    __slots__ = ("derived", "edge", "parameter", "target")
 
-    def __init__(self, form: Form, edge: Any, parameter: Tensor, derived: torch.dtype) -> None:
-        super().__init__(form, parameter.shape, parameter.dtype, parameter.device)
-        self.edge, self.parameter, self.derived = edge, parameter, derived
+    def __init__(
+        self, form: Form, edge: Any, parameter: Tensor, derived: torch.dtype,
+        target: tuple[Any, torch.Size] | None = None,
+    ) -> None:  # fmt: skip
+        """``target``: an edge of the graph, and a shape, where to stop on the way."""
+        end, shape = (parameter, parameter.shape) if target is None else target
+        super().__init__(form, shape, parameter.dtype, parameter.device)
+        self.edge, self.parameter, self.derived, self.target = edge, parameter, derived, end
 
     def of(self, form: Form) -> Pullback:
         """The same derivative for another form."""
-        return Pullback(form, self.edge, self.parameter, self.derived)
+        return Pullback(form, self.edge, self.parameter, self.derived, (self.target, self.shape))
 
     def map(self) -> Hashable:
         """Where the derived tensor comes from."""
@@ -43,7 +48,7 @@ class Pullback(Mapped):
             seed = seed * up
         elif self.form.owns(seed):  # a custom function's backward may write to it
             seed = seed.clone()
-        found = walk([self.edge], [self.parameter], [seed.to(self.derived)], batched=batched)[0]
+        found = walk([self.edge], [self.target], [seed.to(self.derived)], batched=batched)[0]
         if found is None:
             return None
         return found if up is None else found.to(wide(found.dtype)) / up
@@ -81,7 +86,7 @@ class Pullback(Mapped):
         try:
             with torch.enable_grad():
                 back = torch.autograd.grad(
-                    self.edge, [self.parameter], seed, create_graph=True, allow_unused=True
+                    self.edge, [self.target], seed, create_graph=True, allow_unused=True
                 )[0]
                 if back is None:
                     return torch.zeros_like(seed).detach()

@@ -61,13 +61,16 @@ def _bytes(parameters: Mapping[str, Tensor]) -> int:
 
 def _rows(maps: list[Pullback], parameters: Mapping[str, Tensor], n: int) -> dict[str, Tensor]:
     """Every parameter's rows, a few samples at a time."""
-    found = {name: p.new_zeros(n, *p.shape).detach() for name, p in parameters.items()}
     each = sum(part.form.row_bytes() for part in maps) + _bytes(parameters)
-    edges = [part.edge for part in maps]
+    edges, found = [part.edge for part in maps], {}
     for first, last in spans(n, each, scratch() // 2):
         seeds = [part.form.dense(first, last).to(part.derived) for part in maps]
         grads = walk_rows(edges, list(parameters.values()), seeds)
-        for name, grad in zip(parameters, grads, strict=True):
-            if grad is not None:
-                found[name][first:last] = grad
+        for (name, parameter), grad in zip(parameters.items(), grads, strict=True):
+            if grad is not None and last - first == n:
+                found[name] = grad
+            elif grad is not None or name not in found:
+                found.setdefault(name, parameter.new_zeros(n, *parameter.shape).detach())
+                if grad is not None:
+                    found[name][first:last] = grad
     return found

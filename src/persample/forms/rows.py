@@ -239,6 +239,55 @@ class Rows(Form):
             out.index_add_(0, self.sample[part], each)
         return out
 
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """From segment sums: linear in the number of rows, whatever the size of the table."""
+        dtype = torch.complex128 if self.dtype.is_complex else torch.float64
+        first = torch.zeros(self.shape, dtype=dtype, device=self.device)
+        second = torch.zeros(self.shape, dtype=torch.float64, device=self.device)
+        for index, total in self._segments(dtype):
+            first.index_add_(0, index, total)
+            second.index_add_(0, index, total.abs().square_())
+        return first, second
+
+    def sum_of_squares(self) -> Tensor:
+        """From segment sums."""
+        out = torch.zeros(self.shape, dtype=real(self.dtype), device=self.device)
+        for index, total in self._segments(wide(self.dtype)):
+            out.index_add_(0, index, total.abs().square_())
+        return out
+
+    def _segments(self, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
+        """Sums of rows with equal (sample, index) and their indices, a few samples at a time."""
+        each = 3 * self.values.numel() * dtype.itemsize // max(self.n, 1)
+        for first, last in spans(self.n, each):
+            part = self if last - first == self.n else self.narrowed(first, last)
+            keys, where = torch.unique(part._keys(), return_inverse=True)
+            total = torch.zeros(keys.numel(), self.shape[1], dtype=dtype, device=self.device)
+            yield keys % self.shape[0], total.index_add_(0, where, part.values.to(dtype))
+
+    def dots(self, other: Form) -> Tensor:
+        """In a table of the indices that occur: all other rows are zero on one side."""
+        if not self.index.numel():
+            return torch.zeros(self.n, other.n, dtype=real(self.dtype), device=self.device)
+        if isinstance(other, Rows):
+            used = torch.unique(torch.cat([self.index, other.index]))
+            mine = self._among(used)
+            return Form.dots(mine, mine if other is self else other._among(used))
+        if isinstance(other, Outer) and other.key() == (1, *self.shape):
+            used = torch.unique(self.index)
+            left, shape = (
+                other.left.index_select(3, used),
+                torch.Size((used.numel(), other.key()[2])),
+            )
+            return Form.dots(self._among(used), Outer(left, other.right, shape))
+        return super().dots(other)
+
+    def _among(self, used: Tensor) -> Rows:
+        """The same rows in a table of these indices alone, which are sorted."""
+        index = torch.searchsorted(used, self.index)
+        shape = torch.Size((used.numel(), self.shape[1]))
+        return Rows(None if self.even else self.sample, index, self.values, self.n, shape)
+
     def cross(self, outer: Outer) -> Tensor:
         """⟨gᵢ, hᵢ⟩ with an Outer form of the same table (embedding and tied output head).
 

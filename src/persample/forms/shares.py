@@ -14,6 +14,7 @@ from .dense import Dense
 from .form import Form, real, wide
 from .outer import Outer
 from .part import Part
+from .pieces import Pieces
 from .rows import Rows
 from .total import Total, added
 
@@ -24,6 +25,8 @@ def shares(form: Form, n: int) -> Tensor:
         return torch.zeros(n, form.n // max(n, 1), dtype=real(form.dtype), device=form.device)
     if isinstance(form, Part):  # a view that names no element twice
         return shares(form.form, n)
+    if isinstance(form, Pieces):
+        return added([shares(part, n) for part in form.parts])
     if not form.dtype.is_complex:
         if isinstance(form, Dense):
             return _dense(form, n)
@@ -35,8 +38,6 @@ def shares(form: Form, n: int) -> Tensor:
             pair = form.tied()
             if pair is not None:
                 return _tied(*pair, n)
-            if form.disjoint():
-                return added([shares(f, n) for f in form.forms])
     return _written(form, n)
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Iterator
 
 import torch
 from torch import Tensor
 
 from .apart import Apart, side_by_side
-from .cost import Plan
+from .cost import Plan, scratch
 from .dense import Dense
 from .form import Form, wide
 from .guard import restored
@@ -17,6 +16,8 @@ from .joint import Joint, joined
 from .mapped import Mapped
 from .outer import Outer
 from .part import Part
+from .picked import Picked
+from .pieces import Pieces, disjoint
 from .pullback import Pullback
 from .replay import Replay
 from .rows import Rows, concatenated_rows
@@ -26,8 +27,8 @@ from .sketch import Sketch
 class Total(Form):
     """gᵢ = Σᵤ gᵢ⁽ᵘ⁾ over the uses u of a parameter.
 
-    ‖Σᵤ gᵤ‖² has cross terms: norms of uses are never added as they are, except where uses touch
-    disjoint pieces of the parameter.
+    ‖Σᵤ gᵤ‖² has cross terms: norms of uses are never added as they are. Uses that touch disjoint
+    pieces of the parameter are :class:`Pieces`.
     """
 
     __slots__ = ("forms",)
@@ -57,7 +58,7 @@ class Total(Form):
     def plan(self) -> Plan:
         """The parts' own, and a cross term, where no rows are needed."""
         rows = super().plan()
-        if self.tied() is None and not self.disjoint():
+        if self.tied() is None:
             return rows
         plans = [f.plan() for f in self.forms]
         ways = " + ".join(dict.fromkeys(p.way for p in plans))
@@ -96,18 +97,28 @@ class Total(Form):
         if pair is not None and wide(pair[0].dtype) == wide(pair[1].dtype):
             rows, outer = pair
             return rows.add_sum(outer.weighted_sum(c), c)
-        return added([f.weighted_sum(c) for f in self.forms])
+        return self._summed(lambda form: form.weighted_sum(c))
 
     def certain_sum(self, c: Tensor) -> Tensor:
         """Linear."""
         if self.tied() is not None:  # their certain sums are their weighted sums
             return self.weighted_sum(c)
-        if not self.disjoint() and any(
-            isinstance(f, (Joint, Pullback, Replay)) for f in self.forms
-        ):
-            # nothing tells how their rows are rounded: the very rows that the norms were taken of
-            return Form.weighted_sum(self, c)
-        return added([f.certain_sum(c) for f in self.forms])
+        if any(_rounded_unseen(form) for form in self.forms):
+            return Form.weighted_sum(self, c)  # the very rows that the norms were taken of
+        return self._summed(lambda form: form.certain_sum(c))
+
+    def _summed(self, ask: Callable[[Form], Tensor]) -> Tensor:
+        """The parts' sums; those of pieces are added to their places."""
+        whole = [ask(f) for f in self.forms if not isinstance(f, Part)]
+        if len(whole) == len(self.forms):
+            return added(whole)
+        out = torch.zeros(self.shape, dtype=wide(self.dtype), device=self.device)
+        for value in whole:
+            out += value
+        for form in self.forms:
+            if isinstance(form, Part):
+                form.region(out).add_(ask(form.form))
+        return out
 
     def dot(self, direction: Tensor) -> Tensor:
         """Linear."""
@@ -120,35 +131,24 @@ class Total(Form):
     def dots(self, other: Form) -> Tensor:
         """Bilinear: every pair of parts."""
         others = other.forms if isinstance(other, Total) else [other]
-        return added([f.dots(g) for f in self.forms for g in others])
+        return added([_between(f, g) for f in self.forms for g in others])
 
     def sq_norms(self) -> Tensor:
         """An embedding tied to an output head has a cheap cross term; others are written out."""
-        if self.tied() is None and not self.disjoint():
+        if self.tied() is None:
             return super().sq_norms()
         found, scale = self.estimated()
         return found if scale is found else restored(found, scale, self.exactly)
 
     def estimated(self) -> tuple[Tensor, Tensor]:
-        """What can cancel within disjoint parts; tied ones have been written out where they do."""
+        """What can cancel within parts; tied ones have been written out where they do."""
         if self.tied() is not None:
             found = self.measured()[0]
             return found, found
-        if self.disjoint():
-            parts = [f.estimated() for f in self.forms]
-            found = added([p[0] for p in parts])
-            alike = all(scale is part for part, scale in parts)
-            return found, found if alike else added([p[1] for p in parts])
         return super().estimated()
 
     def measured(self) -> tuple[Tensor, Tensor]:
-        """Norms and bounds, each part looked at once.
-
-        Disjoint parts have bounds of their own; else the triangle inequality guards rounding.
-        """
-        if self.disjoint():
-            apart = [f.measured() for f in self.forms]
-            return added([p[0] for p in apart]), added([p[1] for p in apart])
+        """Norms and bounds, each part looked at once; the triangle inequality guards rounding."""
         parts = [f.certified() for f in self.forms]
         pair = self.tied()
         if pair is not None:
@@ -189,13 +189,6 @@ class Total(Form):
             return rows[0], outer[0]
         return None
 
-    def disjoint(self) -> bool:
-        """Whether the parts are pieces of the parameter that do not overlap."""
-        if not all(isinstance(f, Part) for f in self.forms):
-            return False
-        ranges = sorted(f.span() for f in self.forms if isinstance(f, Part))
-        return all(a[1] <= b[0] for a, b in itertools.pairwise(ranges))
-
 
 def total(forms: list[Form]) -> Form:
     """One form for one parameter: equal kinds are merged first."""
@@ -208,7 +201,7 @@ def total(forms: list[Form]) -> Form:
     joint: list[Joint] = []
     apart: dict[int, list[Form]] = {}
     mapped: dict[Hashable, list[Mapped]] = {}
-    for form in forms:
+    for form in _unfolded(forms):
         if isinstance(form, Apart):
             for i, part in form.parts.items():
                 apart.setdefault(i, []).append(part)
@@ -226,6 +219,7 @@ def total(forms: list[Form]) -> Form:
             merged.append(form)
     for group in outers.values():
         merged.append(group[0] if len(group) == 1 else _concatenated(group))
+    tables = tables + _as_tables(mapped, known=bool(tables))
     if tables:
         merged.append(tables[0] if len(tables) == 1 else concatenated_rows(tables))
     if dense:
@@ -238,7 +232,57 @@ def total(forms: list[Form]) -> Form:
     if apart:
         own = {i: total(parts) for i, parts in sorted(apart.items())}
         merged.append(side_by_side(own, forms[0].n))
+    merged = _pieced(merged)
     return merged[0] if len(merged) == 1 else Total(merged)
+
+
+def _rounded_unseen(form: Form) -> bool:
+    """Whether nothing tells how a form's rows are rounded."""
+    if isinstance(form, Part):
+        return _rounded_unseen(form.form)
+    if isinstance(form, Pieces):
+        return any(_rounded_unseen(part) for part in form.parts)
+    return isinstance(form, (Joint, Pullback, Replay))
+
+
+def _unfolded(forms: list[Form]) -> Iterator[Form]:
+    """Pieces one by one: those of several uses may be of the same places."""
+    for form in forms:
+        if isinstance(form, Pieces):
+            yield from form.parts
+        else:
+            yield form
+
+
+def _as_tables(mapped: dict[Hashable, list[Mapped]], *, known: bool) -> list[Rows]:
+    """Picked rows written out, where others of the same table are known and the budget allows.
+
+    Without it, rows of the whole table would have to be written out, two at least.
+    """
+    picked = {key: alike for key, alike in mapped.items() if isinstance(alike[0], Picked)}
+    each = [f for alike in picked.values() for f in alike]
+    size = sum(2 * f.n * f.form.size * wide(f.dtype).itemsize for f in each)
+    if len(picked) + known < 2:
+        return []
+    if size > max(scratch(), 2 * each[0].size * wide(each[0].dtype).itemsize):
+        return []
+    groups = [mapped.pop(key) for key in picked]
+    return [f.table() for alike in groups for f in alike if isinstance(f, Picked)]
+
+
+def _pieced(forms: list[Form]) -> list[Form]:
+    """Pieces that do not overlap as one form."""
+    parts = [f for f in forms if isinstance(f, Part)]
+    if len(parts) < 2 or not disjoint(parts):
+        return forms
+    return [*(f for f in forms if not isinstance(f, Part)), Pieces(parts)]
+
+
+def _between(form: Form, other: Form) -> Tensor:
+    """⟨gᵢ, hⱼ⟩ by the form that knows where it is zero."""
+    if isinstance(other, Rows) and not isinstance(form, Rows):
+        return other.dots(form).T
+    return form.dots(other)
 
 
 def added(tensors: list[Tensor]) -> Tensor:

@@ -13,7 +13,7 @@ Found = list[Tensor | None]
 
 
 def walk(
-    edges: Sequence[Any], parameters: Sequence[Tensor], seeds: Sequence[Tensor], *, batched: bool
+    edges: Sequence[Any], parameters: Sequence[Any], seeds: Sequence[Tensor], *, batched: bool
 ) -> Found:
     """Each parameter's gradient of all edges together; None where no path leads to it."""
     with warnings.catch_warnings():

@@ -5,6 +5,7 @@ from . import (  # noqa: F401  (importing a family fills the table)
     convolution,
     embedding,
     experts,
+    indexing,
     linear,
     normalization,
 )

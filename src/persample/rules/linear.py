@@ -158,6 +158,28 @@ def linear(use: Use, firing: Firing, n: int) -> Forms:
     return found
 
 
+@rule("bilinear")
+def bilinear(use: Use, firing: Firing, n: int) -> Forms:
+    """X (…, i), y (…, j), weight (o, i, j), bias (o): products of x and y meet the gradient."""
+    x, y, weight, bias = use.bind(firing, "input1", "input2", "weight", "bias")
+    grad, layout = firing.grads[0], use.out_layouts[0]
+    if grad is None or grad.is_complex():
+        raise Unsuited
+    left = factor(grad, layout, n)
+    found: Forms = []
+    for operand in use.operands:
+        if operand.value is bias:
+            found.append(_shift(left))
+        elif operand.value is weight and operand.value is not x and operand.value is not y:
+            if left.dim() > 2 and left.shape[1] > weight.shape[0]:
+                raise Unsuited  # products of every position would be larger than the rows
+            both = (x.unsqueeze(-1) * y.unsqueeze(-2)).flatten(-2)
+            found.append(Outer(left, factor(both, layout, n), weight.shape))
+        else:
+            raise Unsuited
+    return found
+
+
 @rule("matmul mm bmm mv linalg_matmul rmatmul")
 def matmul(use: Use, firing: Firing, n: int) -> Forms:
     """One factor is the parameter."""
