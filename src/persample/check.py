@@ -14,7 +14,7 @@ from .conditions import RandomState, tolerance
 from .entry import record
 from .errors import PersampleError, UsageError
 from .loop import narrowest
-from .requests import shown
+from .requests import expect_loss_fn
 from .testing import LossFn, batch_size, take
 
 
@@ -85,8 +85,7 @@ def verify(model: nn.Module, loss_fn: LossFn, batch: Any, **options: Any) -> Ver
     >>> bool(persample.verify(model, lambda m, x: m(x).square().sum(1), x))
     True
     """
-    if not callable(loss_fn):
-        raise UsageError(f"loss_fn is a function of (model, batch), got {shown(loss_fn)}")
+    expect_loss_fn(loss_fn)
     n = options.get("n") or batch_size(batch, options.get("dim", 0))
     if n < 2:
         raise UsageError("verify needs at least two samples", fix="pass a larger batch")
@@ -164,7 +163,8 @@ def _isolation(
                 continue
             raise UsageError(
                 "the isolation probe was refused although the batch itself was not",
-                why=str(error).splitlines()[0],
+                why=error.what,
+                fix=f"samples in another order, or repeated, must do as well: {error.fix}",
             ) from error
         except Exception:
             if must:

@@ -111,10 +111,16 @@ def _prepare(given: argparse.Namespace) -> tuple[Any, ...]:
     old = None
     if given.command == "inspect":
         if given.batches is not None and given.batches < 1:
-            raise UsageError(f"--batches must be at least 1, got {given.batches}")
+            raise UsageError(
+                f"--batches must be at least 1, got {given.batches}",
+                fix="leave it out to look at all of them",
+            )
         for path in (given.html, given.json, given.csv):
             if path is not None and not path.parent.is_dir():
-                raise UsageError(f"{path} cannot be written: there is no directory {path.parent}")
+                raise UsageError(
+                    f"{path} cannot be written: there is no directory {path.parent}",
+                    fix=f"mkdir -p {path.parent}",
+                )
         old = None if given.against is None else load_report(given.against)
         if given.target is None:
             announce()

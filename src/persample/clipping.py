@@ -80,9 +80,15 @@ def coefficients(rule: Rule, bounds: Tensor, max_norm: float) -> Tensor:
             fix="rule(norms, max_norm) -> tensor of the same shape",
         )
     if given.device != bounds.device:
-        raise UsageError(f"a clipping rule returned coefficients on {given.device}")
+        raise UsageError(
+            f"a clipping rule returned coefficients on {given.device}, not on {bounds.device}",
+            fix="compute them from the norms that the rule is given, on their device",
+        )
     if not bool(torch.isfinite(given).all()) or bool((given < 0).any()):
-        raise UsageError("a clipping rule returned a negative or non-finite coefficient")
+        raise UsageError(
+            "a clipping rule returned a negative or non-finite coefficient",
+            fix="return numbers between 0 and max_norm / norms; zero leaves a sample out",
+        )
     limited = torch.minimum(given.detach().to(bounds.dtype), max_norm / safe)
     return torch.where(finite, limited, 0.0)
 

@@ -162,7 +162,10 @@ class Tape(Products, Moments):
         with self._asking():
             bound = number(max_norm, "max_norm")
             if not 0 <= bound < float("inf"):
-                raise UsageError(f"max_norm must be finite and not negative, got {max_norm!r}")
+                raise UsageError(
+                    f"max_norm must be finite and not negative, got {max_norm!r}",
+                    fix="clipped_sum(1.0) lets no sample contribute more than length 1",
+                )
             self._ledger.expect_losses("clipped_sum")
             names = choose(params, self.names)
             groups = rule.split(names) if isinstance(rule, Grouped) else [tuple(names)]

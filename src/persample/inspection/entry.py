@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ..errors import UsageError
-from ..requests import shown, whole
+from ..requests import expect_loss_fn, shown, whole
 from ..testing import LossFn
 from .collect import Plan, collect, untouched
 from .colours import colour
@@ -59,11 +59,16 @@ def inspect(
     (torch.Size([24]), 5)
     """
     if not isinstance(model, nn.Module):
-        raise UsageError(f"inspect takes an nn.Module, got {type(model).__name__}")
-    if not callable(loss_fn):
-        raise UsageError(f"loss_fn is a function of (model, batch), got {shown(loss_fn)}")
+        raise UsageError(
+            f"inspect takes an nn.Module, got {type(model).__name__}",
+            fix="persample.inspect(model, loss_fn, batches)",
+        )
+    expect_loss_fn(loss_fn)
     if show is not None and not isinstance(show, Show):
-        raise UsageError(f"show must be a persample.Show, got {shown(show)}")
+        raise UsageError(
+            f"show must be a persample.Show, got {shown(show)}",
+            fix="show=persample.Show(images=lambda batch: batch[0])",
+        )
     limit = None if limit is None else whole(limit, "limit", least=1)
     width, memory = whole(width, "width", least=1), whole(memory, "memory", least=0)
     for name in ("lean", "verify"):
