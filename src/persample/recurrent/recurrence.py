@@ -14,7 +14,6 @@ from torch import Tensor
 
 from . import even_lstm
 
-GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 Sink = Callable[[Tensor, Tensor], None]
 Step = Callable[[slice, list[Tensor]], Sequence[Tensor]]
 
