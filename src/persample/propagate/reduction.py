@@ -177,12 +177,6 @@ def trapezoid(call: Call) -> Result:
 _RANKED = "the place of a sample's values depends on how they compare with other samples'"
 
 
-def _sorted_dim(call: Call) -> Any:
-    """The axis: (x, dim, descending) and (x, stable, dim, descending) are both taken by torch."""
-    found = [value for value in call.args[1:] if not isinstance(value, bool)]
-    return found[-1] if found else call.kwargs.get("dim", -1)
-
-
 @rule("sort topk msort", routes=True)
 def order(call: Call) -> Result | list[Result]:
     """Sorting inside samples keeps their place; sorting the samples moves them by the indices."""
@@ -190,7 +184,7 @@ def order(call: Call) -> Result | list[Result]:
     if call.name == "topk":
         dim = call.arg(2, "dim", default=-1)
     else:
-        dim = 0 if call.name == "msort" else _sorted_dim(call)
+        dim = 0 if call.name == "msort" else call.arg(1, "dim", default=-1)
     dims = axes(dim, x.dim())
     layout = call.layout(x)
     if layout is None or not any(d in dims for d in layout.axes):
@@ -210,7 +204,7 @@ def order(call: Call) -> Result | list[Result]:
 def argsort(call: Call) -> Result:
     """Indices inside samples belong to them; keys grouped over samples only route."""
     x = call.arg(0, "input", "self")
-    dims = axes(_sorted_dim(call), x.dim())
+    dims = axes(call.arg(1, "dim", default=-1), x.dim())
     layout = call.layout(x)
     if layout is not None and any(d in dims for d in layout.axes):
         if x.is_floating_point():
