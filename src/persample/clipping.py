@@ -53,7 +53,18 @@ def per_layer() -> Grouped:
 
 
 def per_group(groups: Iterable[Iterable[str]], *, within: Coefficients = flat) -> Grouped:
-    """Clip the given groups of parameters, each to C/√(number of groups)."""
+    """Clip the given groups of parameters, each to C/√(number of groups).
+
+    >>> import torch, persample
+    >>> model = torch.nn.Linear(3, 2)
+    >>> with persample.record(model) as tape:
+    ...     tape.backward(model(torch.randn(4, 3)).square().sum(1))
+    >>> found = tape.clipped_sum(1.0, rule=persample.per_group([["weight"], ["bias"]]))
+
+    Args:
+        groups: Lists of names that together name every recorded parameter once.
+        within: The rule inside a group: :func:`flat`, :func:`automatic`, or your own.
+    """
     found = [groups] if isinstance(groups, str) or not isinstance(groups, Iterable) else [*groups]
     if any(isinstance(group, str) or not isinstance(group, Iterable) for group in found):
         raise UsageError(
