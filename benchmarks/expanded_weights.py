@@ -171,7 +171,7 @@ def steps(name: str) -> dict[str, Step]:
 def peak(step: Step) -> int:
     """Bytes allocated at the highest point of one step."""
     gc.collect()
-    with torch.profiler.profile(profile_memory=True, activities=_CPU) as profile:
+    with torch.profiler.profile(profile_memory=True, activities=_CPU, acc_events=True) as profile:
         step()
     now = top = 0
     for event in profile.profiler.kineto_results.events():  # type: ignore[union-attr]

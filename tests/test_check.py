@@ -89,3 +89,55 @@ def test_what_cannot_be_verified() -> None:
         persample.verify(model, each, None)
     with pytest.raises(persample.UsageError, match="takes a tensor of losses"):
         persample.verify(model, lambda m, d: [*each(m, d)], batch())  # type: ignore[arg-type, return-value]
+
+
+class Unequal(nn.Module):
+    """Two branches, one of which has gradients some thousand times smaller."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.large, self.small = nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([1e3 * self.large(x), self.small(x)], 1)
+
+
+def branches(model: nn.Module, data: Batch) -> Tensor:
+    return model(data[0]).square().sum(2).sum(1)
+
+
+def coupled_branch(model: nn.Module, data: Batch) -> Tensor:
+    large, small = model(data[0]).square().sum(2).unbind(1)
+    return torch.as_tensor(large + small / (4 + (data[1] > 0).sum()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_small_gradients_are_judged_by_their_own_size(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model, data = Unequal().to(dtype), (batch()[0].to(dtype), LABELS)
+    with torch.no_grad():
+        model.large.weight.mul_(1e-3)
+        model.large.bias.mul_(1e-3)
+    assert persample.verify(model, branches, data)
+    report = persample.verify(model, coupled_branch, data)
+    wrong = {checked.name for checked in report.parameters if not checked.ok}
+    assert wrong == {"small.weight", "small.bias"}
+
+
+def test_rounding_is_no_disagreement() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 64), nn.LayerNorm(64, elementwise_affine=False))
+    attention = nn.MultiheadAttention(64, 4, batch_first=True)  # the bias of keys has no gradient
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model, self.attention = model, attention
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.model(x)
+            return torch.as_tensor(self.attention(h, h, h)[0])
+
+    x = 10 * torch.randn(6, 12, 4)
+    report = persample.verify(Net(), lambda m, x: m(x).square().sum((1, 2)), x)
+    assert report, str(report)

@@ -129,7 +129,8 @@ class Asked:
                 sums[name] = sums[name] + value if name in sums else value
 
         if settled is None:
-            self._each(names, visit, linear=True, last=last)
+            # uses that cancel must be added as they were for the bounds: before they are scaled
+            self._each(names, visit, linear=not certain, last=last)
         else:
             for name, form in settled.items():
                 visit(name, form)

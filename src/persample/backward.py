@@ -132,7 +132,8 @@ def _followed(
 ) -> PersampleError | None:
     """One pass in which taps are listened to; what went wrong."""
     ledger = recorder.tape._ledger
-    unfollowed = recorder.custom.unfollowed([losses.grad_fn])
+    with torch._C.DisableTorchFunction():
+        unfollowed = recorder.custom.unfollowed([losses.grad_fn])
     if unfollowed is not None:
         return unfollowed
     if ledger.lean is not None:
@@ -224,6 +225,7 @@ def receiving(recorder: Recorder, factor: float) -> Iterator[None]:
         for leaf, grad in zip(leaves, before, strict=True):
             if grad is not None:
                 leaf.grad = None
+        threads = torch._C._is_multithreading_enabled()
     ledger.receiving, ledger.factor = True, 1.0 / factor
     recorder.custom.taken.begin()
     recorder.marks.memories = []
@@ -231,8 +233,9 @@ def receiving(recorder: Recorder, factor: float) -> Iterator[None]:
     done = False
     escaped: list[Tensor] = []
     try:
-        # one thread, so that recomputation (checkpointing) sees the mode
-        with torch.autograd.set_multithreading_enabled(False), recorder.watching():
+        with torch._C.DisableTorchFunction():  # one thread: recomputation has to see the mode
+            torch._C._set_multithreading_enabled(False)
+        with recorder.watching():
             yield
         with torch._C.DisableTorchFunction():
             ledger.expect_what_was_saved()
@@ -243,6 +246,7 @@ def receiving(recorder: Recorder, factor: float) -> Iterator[None]:
         recorder.custom.taken.begin()
         recorder.marks.memories = None
         with torch._C.DisableTorchFunction():
+            torch._C._set_multithreading_enabled(threads)
             for leaf, grad in zip(leaves, before, strict=True):
                 if leaf.grad is not None:
                     escaped.append(leaf)

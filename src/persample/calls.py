@@ -39,7 +39,7 @@ class Calls:
         self._marks = recorder.marks
         self._table = recorder.marks.table
         self._slots = recorder.parameters.slots
-        self._custom = recorder.custom
+        self._custom, self._soiled = recorder.custom, recorder.soiled
         self._sorted = Sorting(recorder)
 
     def handle(
@@ -110,7 +110,10 @@ class Calls:
         """``tensor.data = value``: the samples are where the value has them, the graph is not."""
         func(tensor, value)
         known, state = self._table.get(id(tensor)), self.recorder.look(value)
-        if id(tensor) in self._slots or not isinstance(state, (Layout, Additive, Mixed)):
+        if not isinstance(state, (Layout, Additive, Mixed)):
+            return
+        if id(tensor) in self._slots:
+            self._marks.put(tensor, unseen("its .data was exchanged for data of the samples"))
             return
         if known is None or not same(known.state, state):
             if tensor.requires_grad:
@@ -264,6 +267,7 @@ class Calls:
         known = self._table.get(id(tensor))
         if known is None and state is None:
             return
+        self._soiled.add(tensor, known, state)
         before = known.state if known is not None else None
         self._marks.rewrite(tensor, state or CONSTANT, changed=not same(before, state or CONSTANT))
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from .conditions import RandomState, tolerance
+from .conditions import RandomState, largest, noise, tolerance
 from .entry import record
 from .errors import PersampleError, UsageError
 from .loop import narrowest
@@ -76,7 +76,8 @@ def verify(model: nn.Module, loss_fn: LossFn, batch: Any, **options: Any) -> Ver
     Two checks, both with random numbers fixed. Σ cᵢ gᵢ for random c against autograd's gradient of
     Σ cᵢ ℓᵢ finds a gradient given to the wrong sample. Isolation finds losses that look at the
     whole batch: the inputs and labels of one sample, then of all but one, are replaced by
-    another's, and no other row may move.
+    another's, and no other row may move. Every parameter is judged by the size of its own
+    gradients, down to what rounding of the largest may leave in it.
 
     >>> import torch, persample
     >>> model = torch.nn.Linear(3, 1)
@@ -102,23 +103,25 @@ def verify(model: nn.Module, loss_fn: LossFn, batch: Any, **options: Any) -> Ver
         raise UsageError("verify needs at least two samples", fix="pass a larger batch")
     state = _Random(model)
     try:
-        rows, expected, c, limit = _run(model, loss_fn, batch, options, state)
+        rows, expected, c, narrow = _run(model, loss_fn, batch, options, state)
         moved = _isolation(model, loss_fn, batch, options, state, rows, n)
     finally:
         state.restore()
-    top = max((float(e.abs().max()) for e in expected.values() if e.numel()), default=0.0) or 1.0
+    limit = tolerance(narrow)
+    sizes = {name: max(largest(g), largest(expected[name])) for name, g in rows.items()}
+    floor = noise(narrow) / limit * max(sizes.values(), default=0.0)
     checked = []
     for name, g in rows.items():
-        mine = torch.tensordot(c.to(g.dtype), g, 1)
-        sums = float((mine - expected[name]).abs().max()) / top if mine.numel() else 0.0
-        apart = moved[name] / top
+        mine, size = torch.tensordot(c.to(g.dtype), g, 1), max(sizes[name], floor) or 1.0
+        sums = largest(mine - expected[name]) / size
+        apart = moved[name] / size
         checked.append(Checked(name, sums, apart, sums <= limit and apart <= limit))
     return Verification(n, tuple(checked), limit)
 
 
 def _run(
     model: nn.Module, loss_fn: LossFn, batch: Any, options: dict[str, Any], state: _Random
-) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor, float]:
+) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor, torch.dtype]:
     rows = _rows(model, loss_fn, batch, options, state)
     state.restore()
     losses = loss_fn(model, batch)
@@ -134,13 +137,13 @@ def _run(
     c = c.to(losses.device)
     named = dict(model.named_parameters())
     wanted = [named[name] for name in rows]
-    limit = tolerance(narrowest(losses))
+    narrow = narrowest(losses)
     found = torch.autograd.grad(losses, wanted, c.to(losses.dtype), allow_unused=True)
     expected = {
         name: torch.zeros_like(p) if f is None else f.to_dense()
         for name, p, f in zip(rows, wanted, found, strict=True)
     }
-    return rows, expected, c, limit
+    return rows, expected, c, narrow
 
 
 def _rows(

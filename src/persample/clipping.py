@@ -79,10 +79,11 @@ Rule = Coefficients | Grouped | Callable[[Tensor], Tensor]
 
 def coefficients(rule: Rule, bounds: Tensor, max_norm: float) -> Tensor:
     """The rule's coefficients for certified norms, never more than C / norm; zero if not finite."""
-    finite = torch.isfinite(bounds)
-    safe = torch.where(finite, bounds, 1.0).clamp_(min=torch.finfo(bounds.dtype).tiny)
+    finite, numbers = torch.isfinite(bounds), torch.finfo(bounds.dtype)
+    safe = torch.where(finite, bounds, 1.0).clamp_(min=numbers.tiny)
+    most = numbers.max**0.5 / 4  # times a number whose square is finite: so is the product
     if rule is flat or rule is automatic:  # these keep to C / norm
-        return rule(safe, max_norm).mul_(finite)
+        return _normal(rule(safe, max_norm).clamp_(max=most), numbers).mul_(finite)
     given = _returned(rule, safe.clone(), max_norm)  # the rule may write to its norms
     if not isinstance(given, Tensor) or given.shape != bounds.shape or given.is_complex():
         raise UsageError(
@@ -100,8 +101,13 @@ def coefficients(rule: Rule, bounds: Tensor, max_norm: float) -> Tensor:
             "a clipping rule returned a negative or non-finite coefficient",
             fix="return numbers between 0 and max_norm / norms; zero leaves a sample out",
         )
-    limited = torch.minimum(given.detach().to(bounds.dtype), max_norm / safe)
-    return torch.where(finite, limited, 0.0)
+    limited = torch.minimum(given.detach().to(bounds.dtype), max_norm / safe).clamp_(max=most)
+    return torch.where(finite, _normal(limited, numbers), 0.0)
+
+
+def _normal(given: Tensor, numbers: torch.finfo) -> Tensor:
+    """Coefficients too small for their dtype are rounded by more than a bound allows: none."""
+    return torch.threshold_(given, numbers.tiny, 0.0)
 
 
 def _returned(rule: Any, norms: Tensor, max_norm: float) -> object:

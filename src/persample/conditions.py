@@ -95,9 +95,25 @@ def recast(settings: Autocast) -> Iterator[None]:
         yield
 
 
+_UNITS = 64  # of rounding that gradients may carry from others
+
+
 def tolerance(dtype: torch.dtype) -> float:
     """Deviation, relative to the largest entry, that rounding alone can explain.
 
     Half precision is judged by a tenth: a gradient given to the wrong sample is off by more.
     """
     return min(0.1, float(200 * torch.finfo(dtype).eps ** 0.75))
+
+
+def noise(dtype: torch.dtype) -> float:
+    """Rounding of the largest gradients, relative to them: it is all that some parameters have.
+
+    A bias before a normalisation has no gradient but what rounding leaves of others that cancel.
+    """
+    return min(tolerance(dtype), _UNITS * torch.finfo(dtype).eps)
+
+
+def largest(values: Tensor) -> float:
+    """The largest entry of a gradient."""
+    return float(values.abs().max()) if values.numel() else 0.0

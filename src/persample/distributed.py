@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -69,7 +69,7 @@ class Spread:
         """The sharded parameter of whatever ``fully_shard`` puts into a module's slot, by id."""
         found = {}
         for module in self._sharded:
-            for group in module._get_fsdp_state()._fsdp_param_groups:
+            for group in _groups_of(module):
                 _check_group(group)
                 for slot in group.fsdp_params:
                     home = slot.sharded_param
@@ -204,6 +204,16 @@ def _check_replica(replica: DistributedDataParallel) -> None:
         raise _unsupported("DDP with mixed_precision", "torch.autocast")
     if replica._delay_all_reduce_params:
         raise _unsupported("DDP with delay_all_reduce_named_params", "DDP without it")
+
+
+def _groups_of(module: Any) -> Sequence[Any]:
+    """Groups of parameters that a module of ``fully_shard`` gathers at once."""
+    state = module._get_fsdp_state()
+    if hasattr(state, "_fsdp_param_groups"):
+        found: Sequence[Any] = state._fsdp_param_groups
+        return found
+    group = state._fsdp_param_group  # before torch 2.13, one at most
+    return [] if group is None else [group]
 
 
 def _check_group(group: Any) -> None:

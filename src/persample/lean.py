@@ -160,7 +160,7 @@ class Lean:
             return form
         size = self.sq_norms[name] = found.sq_norms()
         # a sum, should one follow, rounds in another order than the rows
-        self.sq_bounds[name] = (size.sqrt() + 2 * form.rounding()).square_()
+        self.sq_bounds[name] = (found.enlarged(size).sqrt() + 2 * form.rounding()).square_()
         return found
 
     def knows(self, direction: Mapping[str, Tensor], names: Collection[str]) -> bool:

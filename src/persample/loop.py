@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .conditions import tolerance
+from .conditions import largest, noise, tolerance
 from .enter import entered
 from .errors import UsageError, VerificationError
 from .layout import Layout, ids_of
@@ -170,14 +170,17 @@ def disagreement(
         return None
     c, found = reference
     expected = [None if e is None else e.to_dense() for e in found]
-    top = max((float(e.abs().max()) for e in expected if e is not None and e.numel()), default=0.0)
+    narrow = narrowest(losses)
+    sizes = [0.0 if e is None else largest(e) for e in expected]
+    floor = noise(narrow) / tolerance(narrow) * max(sizes, default=0.0)
     worst, where = 0.0, ""
-    for (name, mine), e in zip(recorder.tape.weighted_sum(c).items(), expected, strict=True):
+    sums = recorder.tape.weighted_sum(c)
+    for (name, mine), e, size in zip(sums.items(), expected, sizes, strict=True):
         other = torch.zeros_like(mine) if e is None else e
-        error = float((mine - other).abs().max()) / (top or 1.0) if mine.numel() else 0.0
+        error = largest(mine - other) / (max(size, floor) or 1.0)
         if not error <= worst:
             worst, where = error, name
-    if worst <= tolerance(narrowest(losses)):
+    if worst <= tolerance(narrow):
         return None
     why = "Σ cᵢ gᵢ for random c is not the gradient of Σ cᵢ lossᵢ"
     if recorder.custom.exposed:

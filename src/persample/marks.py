@@ -12,7 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from .errors import LOOP, Reason, here
 from .layout import Additive, Layout, Mixed, State
-from .through import painted_through, whole_of
+from .through import Place, painted_through, whole_of
 from .use import Lookup
 
 
@@ -99,7 +99,7 @@ class Memory(NamedTuple):
     """What was computed into some memory, for as long as it is not given back."""
 
     storage: Any
-    view: tuple[Any, ...]
+    view: Place
     layout: Layout
 
 
@@ -140,7 +140,7 @@ class Marks:
         else:
             mark._family = family = like.family
             mark.epoch = family.epoch
-        if self.memories is not None and isinstance(state, Layout) and _has_memory(tensor):
+        if self.memories is not None and isinstance(state, Layout) and has_memory(tensor):
             storage = StorageWeakRef(tensor.untyped_storage())
             self.memories.append(Memory(storage, view(tensor), state))
 
@@ -172,7 +172,7 @@ class Marks:
         known = self.table.get(id(tensor))
         if known is not None and changed:
             known.family.epoch += 1
-        if self.memories is not None and changed and _has_memory(tensor):
+        if self.memories is not None and changed and has_memory(tensor):
             written = tensor.untyped_storage()._cdata
             self.memories[:] = [m for m in self.memories if m.storage.cdata != written]
         self.put(tensor, state)
@@ -209,12 +209,12 @@ class Marks:
 
     def twin(self, tensor: Tensor) -> State | Derived | None:
         """The state of a live tensor that is the same memory seen the same way."""
-        if not _has_memory(tensor):
+        if not has_memory(tensor):
             return None
         wanted = view(tensor)
         for mark in list(self.table.values()):
             other = mark()
-            if other is None or not isinstance(mark.state, Layout) or not _has_memory(other):
+            if other is None or not isinstance(mark.state, Layout) or not has_memory(other):
                 continue
             if view(other) == wanted:
                 self.put(tensor, mark.state)
@@ -241,7 +241,8 @@ class Marks:
         return mark
 
 
-def _has_memory(tensor: Tensor) -> bool:
+def has_memory(tensor: Tensor) -> bool:
+    """Whether a tensor is some elements of one piece of memory."""
     return tensor.layout is torch.strided and tensor.numel() > 0 and not transformed(tensor)
 
 
@@ -250,9 +251,9 @@ def transformed(tensor: Tensor) -> bool:
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
 
 
-def view(tensor: Tensor) -> tuple[Any, ...]:
+def view(tensor: Tensor) -> Place:
     """Which memory a tensor looks at, and how."""
-    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+    return Place(tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
 
 
 def gained_history(mark: Mark, tensor: Tensor) -> bool:

@@ -265,6 +265,7 @@ def _write_back(recorder: Recorder, target: Tensor, value: Tensor) -> Tensor:
         target.detach_()  # its old history leads to parameters and must not be followed again
     target.copy_(value)
     known = recorder.marks.table.get(id(target))
+    recorder.soiled.add(target, known, state)
     before = known.state if known is not None else None
     after = CONSTANT if state is None or isinstance(state, Derived) else state
     recorder.marks.rewrite(target, after, changed=not same(before, after))

@@ -35,6 +35,18 @@ def added(parts: Mapping[str, Tensor], n: int, device: torch.device) -> Tensor:
     return total.value
 
 
+def certain(parts: Mapping[str, Tensor], elements: int, n: int, device: torch.device) -> Tensor:
+    """Σ over parameters of squared bounds, for parameters of so many elements together.
+
+    Small bounds may be swallowed by a large one, and squares may be too small for their dtype.
+    """
+    total = added(parts, n, device)
+    least = max(
+        torch.finfo(dtype).tiny for dtype in (total.dtype, *(p.dtype for p in parts.values()))
+    )
+    return total.mul_(1 + torch.finfo(total.dtype).eps * len(parts)).add_(elements * least)
+
+
 def projected(name: str, form: Form, dim: int, seed: int) -> Tensor:
     """One parameter's sketch: (n, dim)."""
     shape = torch.Size((*form.shape, 2)) if form.dtype.is_complex else form.shape

@@ -24,6 +24,7 @@ from .lean import Ahead, Visitor
 from .marks import EXCLUDED, SELECTED, Derived, Marks, gained_history, transformed
 from .parameters import Parameters, Params, modules_of
 from .propagate import find
+from .soiled import Soiled
 from .subclasses import behind, overridden, override
 from .tape import Tape
 
@@ -83,6 +84,7 @@ class Recorder:
         self.rules = {find(f).name: rule for f, rule in (rules or {}).items()}
         self.special = self.native or bool(self.rules)  # uses are not what they usually are
         self.custom = CustomFunctions(self)
+        self.soiled = Soiled(self.marks, self.parameters)
         self.calls = Calls(self)
         self.mode = _Mode(self.calls)
         self.anchor = _ANCHOR
@@ -179,6 +181,7 @@ class Recorder:
         """Forget every tensor."""
         self.marks.table.clear()
         self.custom.clear()
+        self.soiled.clear()
         self.inputs.kept.clear()
 
     if not TYPE_CHECKING:
@@ -224,7 +227,7 @@ class Recorder:
             if known is not None:
                 return known
         if not tensor.requires_grad:
-            return None
+            return self.soiled.known(tensor) if self.soiled.written else None
         return self._unknown(tensor)
 
     def is_selected(self, tensor: Tensor) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -183,14 +183,14 @@ class Tape(Products, Moments):
             within = rule.within if isinstance(rule, Grouped) else rule
             with self._ledger.settled(names, apart=len(groups) > 1) as forms:
                 bounds = self._ledger.sq_bounds(names, forms)
-                whole = queries.added(bounds, self.n, self._device())
+                whole = self._certain(bounds, names)
                 bad = self._nonfinite(whole)
                 c: dict[str, Tensor] = {}
                 for group in groups:
                     sizes = whole
                     if len(groups) > 1:
                         mine = {name: bounds[name] for name in group if name in bounds}
-                        sizes = queries.added(mine, self.n, self._device())
+                        sizes = self._certain(mine, group)
                     share = coefficients(within, sizes.sqrt(), bound / len(groups) ** 0.5)
                     share = share if bad is None else share.masked_fill(bad, 0)
                     c.update(dict.fromkeys(group, share))
@@ -199,9 +199,16 @@ class Tape(Products, Moments):
                 )
 
     def nonfinite(self, *, params: Params = None) -> Tensor:
-        """Samples whose gradient holds NaN or inf, or overflows when squared: indices."""
+        """Samples whose gradient holds NaN or inf, or overflows when squared: indices.
+
+        They are those that contribute nothing to :meth:`clipped_sum`.
+        """
         with self._asking():
-            return (~torch.isfinite(self._sq_norms(params))).nonzero().flatten()
+            self._ledger.ready()
+            names = choose(params, self.names)
+            with self._ledger.settled(names, apart=False) as forms:
+                whole = self._certain(self._ledger.sq_bounds(names, forms), names)
+            return (~torch.isfinite(whole)).nonzero().flatten()
 
     def set_grad(self, grads: Mapping[str, Tensor], *, accumulate: bool = False) -> None:
         """Make ``{name: gradient}`` the parameters' ``.grad`` (or add to it).
@@ -239,6 +246,12 @@ class Tape(Products, Moments):
     def _coefficients(self, c: Tensor) -> Tensor:
         expect_coefficients(c, self.n)
         return c.detach().to(self._device())
+
+    def _certain(self, bounds: Grads, names: Iterable[str]) -> Tensor:
+        """Bounds of ‖gᵢ‖² over some parameters."""
+        selected = self._open().parameters.selected
+        elements = sum(selected[name].numel() for name in names)
+        return queries.certain(bounds, elements, self.n, self._device())
 
     def _nonfinite(self, sq_norms: Tensor) -> Tensor | None:
         """Which samples are not finite, told once; None if all are."""

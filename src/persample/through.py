@@ -1,12 +1,23 @@
-"""What a write into a view makes of the tensor that it is a view of."""
+"""What a write into a tensor makes of others that look at the same memory."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .layout import CONSTANT, Layout, closed, explicit, ids_of
 from .propagate.reshaping import squeeze_colours
+
+
+class Place(NamedTuple):
+    """Which memory a tensor looks at, and how."""
+
+    pointer: int
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
 
 
 def whole_of(layout: Layout, view: Tensor, base: Tensor, n: int | None) -> Layout | None:
@@ -31,7 +42,11 @@ def painted_through(
     if n is None or not (before is None or before is CONSTANT or isinstance(before, Layout)):
         return None
     start = view.storage_offset() - base.storage_offset()
-    if view.dtype != base.dtype or start < 0 or start + _reach(view) > _reach(base):
+    if (
+        view.dtype != base.dtype
+        or start < 0
+        or start + reach(view.shape, view.stride()) > reach(base.shape, base.stride())
+    ):
         return None
     if any(
         size > 1 and stride == 0 for size, stride in zip(base.shape, base.stride(), strict=True)
@@ -52,8 +67,27 @@ def painted_through(
     return found.with_coupling(layout.coupled or coupled)
 
 
-def _reach(tensor: Tensor) -> int:
+def shown_by(layout: Layout, place: Place, tensor: Tensor, n: int | None) -> Layout | None:
+    """The layout of a tensor that shows elements of a place which was written to.
+
+    None where it shows others, too, or where elements of the place share memory.
+    """
+    bytes_before = tensor.data_ptr() - place.pointer
+    start, rest = divmod(bytes_before, tensor.element_size())
+    whole = reach(place.shape, place.stride)
+    if n is None or tensor.dtype != place.dtype or rest or 0 in place.stride:
+        return None
+    if start < 0 or start + reach(tensor.shape, tensor.stride()) > whole:
+        return None
+    memory = torch.full((whole,), -1, device=tensor.device)
+    written = memory.as_strided(place.shape, place.stride)
+    written.copy_(ids_of(layout, place.shape, n, tensor.device).expand(place.shape))
+    colours = memory.as_strided(tensor.shape, tensor.stride(), start)
+    return explicit(squeeze_colours(colours, n), n).with_coupling(layout.coupled)
+
+
+def reach(shape: torch.Size, stride: tuple[int, ...]) -> int:
     """How many elements of memory there are from a tensor's first to its last."""
-    if tensor.numel() == 0:
+    if 0 in shape:
         return 0
-    return 1 + sum((s - 1) * t for s, t in zip(tensor.shape, tensor.stride(), strict=True))
+    return 1 + sum((s - 1) * t for s, t in zip(shape, stride, strict=True))

@@ -103,9 +103,10 @@ class Apart(Form):
         parts = [self.parts.get(i) for i in which.tolist()]
         return torch.cat([none if part is None else part.exactly(only) for part in parts])
 
-    def sq_bounds(self) -> Tensor:
+    def measured(self) -> tuple[Tensor, Tensor]:
         """Each part's."""
-        return self._each(lambda part: part.sq_bounds())
+        both = self._each(lambda part: torch.stack(part.measured(), 1), 2)
+        return both[:, 0], both[:, 1]
 
     def rounding(self) -> Tensor:
         """Each part's."""

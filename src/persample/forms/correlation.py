@@ -15,7 +15,7 @@ from torch import Tensor
 from .cost import spans
 from .form import real, wide
 from .geometry import Geometry, unfold
-from .guard import vanished
+from .guard import hidden
 
 
 def patch_products(
@@ -102,10 +102,10 @@ def positions_pay(x: Tensor, grad: Tensor, shape: torch.Size, geometry: Geometry
 def by_positions(
     x: Tensor, grad: Tensor, shape: torch.Size, geometry: Geometry
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """‖gᵢ‖² = Σ over pairs of positions, its diagonal (the energy), and what may have vanished."""
+    """‖gᵢ‖² = Σ over pairs of positions, its diagonal (the energy), and what rounding can hide."""
     dtype, groups, n = wide(grad.dtype), geometry.groups, grad.shape[0]
     out = grad.new_zeros(n, dtype=real(grad.dtype))
-    energy, lost = torch.zeros_like(out), torch.zeros_like(out)
+    energy, slack = torch.zeros_like(out), torch.zeros_like(out)
     lengths = shape[0] // groups, shape[1:].numel()
     pixels = 0 if unfold_first(x, grad, shape) else x.shape[2:].numel()
     item = 4 * groups * (pixels + grad.shape[2:].numel()) ** 2
@@ -113,11 +113,11 @@ def by_positions(
         some = grad[first:last].to(dtype).unflatten(1, (groups, -1)).flatten(3)
         products = torch.matmul(some.mT, some)
         patches = _of_patches(x[first:last].to(dtype), grad, shape, geometry)
-        lost[first:last] = vanished(products, patches, *lengths)
+        slack[first:last] = hidden(products, patches, *lengths)
         products *= patches
         out[first:last] = products.sum((1, 2, 3))
         energy[first:last] = products.diagonal(dim1=2, dim2=3).sum((1, 2))
-    return out.clamp_(min=0), energy, lost
+    return out.clamp_(min=0), energy, slack
 
 
 def _of_patches(x: Tensor, grad: Tensor, shape: torch.Size, g: Geometry) -> Tensor:

@@ -54,11 +54,6 @@ class Dense(Form):
             return super().sq_norms()
         return squared(self.values)
 
-    def measured(self) -> tuple[Tensor, Tensor]:
-        """Rows have norms that need no guard."""
-        found = self.sq_norms()
-        return found, found
-
     def project(self, sketch: Sketch) -> Tensor:
         """Of all rows at once: they are there."""
         if self.dtype.is_complex or self.dtype != wide(self.dtype):

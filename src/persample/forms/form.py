@@ -13,12 +13,10 @@ import torch
 from torch import Tensor
 
 from .cost import Plan, scratch, spans
-from .guard import Unsure
+from .guard import RUN, Unsure, enlarged
 
 if TYPE_CHECKING:
     from .sketch import Sketch
-
-_RUN = 4096
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -31,6 +29,11 @@ def real(dtype: torch.dtype) -> torch.dtype:
     if dtype.is_complex:
         return torch.float64 if dtype == torch.complex128 else torch.float32
     return wide(dtype)
+
+
+def double(dtype: torch.dtype) -> torch.dtype:
+    """The same numbers in double precision."""
+    return torch.complex128 if dtype.is_complex else torch.float64
 
 
 def lift(seeds: Sequence[Tensor], dtype: torch.dtype) -> Tensor | None:
@@ -67,11 +70,11 @@ def inner(x: Tensor, y: Tensor) -> Tensor:
 def squared(rows: Tensor) -> Tensor:
     """‖rows[i]‖², in short runs: as accurate as squaring first, without writing the squares."""
     flat = flat_rows(rows)
-    whole = flat.shape[1] // _RUN * _RUN
+    whole = flat.shape[1] // RUN * RUN
     if not whole:
         size: Tensor = torch.linalg.vector_norm(flat, dim=1)
         return size.square_()
-    runs = flat[:, :whole].reshape(flat.shape[0], whole // _RUN, _RUN)
+    runs = flat[:, :whole].reshape(flat.shape[0], whole // RUN, RUN)
     found: Tensor = torch.linalg.vector_norm(runs, dim=2).square_().sum(1)
     if whole < flat.shape[1]:
         found += torch.linalg.vector_norm(flat[:, whole:], dim=1).square_()
@@ -176,7 +179,11 @@ class Form:
 
     def sq_bounds(self) -> Tensor:
         """Numbers that ‖gᵢ‖² certainly does not exceed, tight up to rounding."""
-        return self.sq_norms()
+        return self.measured()[1]
+
+    def enlarged(self, found: Tensor) -> Tensor:
+        """Bounds of squared norms that were taken of the rows that sums are taken of."""
+        return enlarged(found, 2 * self.size if self.dtype.is_complex else self.size)
 
     def rounding(self) -> Tensor:
         """How far :meth:`certain_sum` of one sample may be from what its norm was taken of."""
@@ -184,8 +191,8 @@ class Form:
 
     def measured(self) -> tuple[Tensor, Tensor]:
         """Squared norms and their bounds, for those who need both."""
-        found = self.sq_bounds()
-        return self.sq_norms(), found
+        found = self.sq_norms()
+        return found, self.enlarged(found)
 
     def unsure(self) -> Unsure | None:
         """Norms and what their bounds follow from, where many are looked at together."""
@@ -236,7 +243,7 @@ class Form:
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """Σᵢ gᵢ and Σᵢ |gᵢ|², element by element, in double precision."""
-        dtype = torch.complex128 if self.dtype.is_complex else torch.float64
+        dtype = double(self.dtype)
         first = torch.zeros(self.shape, dtype=dtype, device=self.device)
         second = torch.zeros(self.shape, dtype=torch.float64, device=self.device)
         for _, _, rows in self.rows(scratch() // 4):

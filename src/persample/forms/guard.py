@@ -9,8 +9,28 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-_DOUBT = 400 * torch.finfo(torch.float32).eps
+RUN = 4096  # squares that are added up in one go
+_DOUBT = {torch.float32: 400 * torch.finfo(torch.float32).eps, torch.float64: 1e-6}
 _NOTHING = 1e-20  # a squared norm that nobody clips to
+
+
+def units(size: int) -> float:
+    """By how many units of itself a sum of so many squares may be too small.
+
+    One large square swallows all small ones that come after it in the same lane and run. There are
+    four lanes at least.
+    """
+    return 16 + min(size, RUN) / 8
+
+
+def enlarged(found: Tensor, size: int) -> Tensor:
+    """Bounds of sums of so many squares that were taken of rows as they are."""
+    return found * (1 + units(size) * torch.finfo(found.dtype).eps)
+
+
+def finer(device: torch.device) -> torch.dtype:
+    """The dtype in which a few numbers are added up one after the other."""
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def rounded(energy: Tensor, t: int) -> Tensor:
@@ -25,15 +45,40 @@ def scaled(energy: Tensor, a: int, b: int) -> Tensor:
     return energy * (math.sqrt(a) + math.sqrt(b))
 
 
-def vanished(one: Tensor, two: Tensor, a: int, b: int) -> Tensor:
-    """What squares too small for their dtype can hide of squared norms: (n,).
+def hidden(one: Tensor, two: Tensor, a: int, b: int) -> Tensor:
+    """What products of positions can hide of squared norms: (n,).
 
-    ``one`` and ``two`` are products (n, …, t, t) of positions of lengths a and b. A product that
-    vanished in one of them may have met a huge one in the other.
+    ``one`` and ``two`` are products (n, …, t, t) of positions of lengths a and b.
     """
-    both = (m.diagonal(dim1=-2, dim2=-1) for m in (one, two))
-    sizes = torch.add(*both, alpha=a / max(b, 1))
-    return sizes.flatten(1).sum(1).mul_(torch.finfo(one.dtype).tiny * one.shape[-1] * max(b, 1))
+    traces = [m.diagonal(dim1=-2, dim2=-1).sum(-1) for m in (one, two)]
+    sizes = [torch.linalg.vector_norm(m.flatten(-2), dim=-1) for m in (one, two)]
+    return concealed(traces, sizes, a, b, one.shape[-1])
+
+
+def concealed(traces: Sequence[Tensor], sizes: Sequence[Tensor], a: int, b: int, t: int) -> Tensor:
+    """The same from the traces and Frobenius norms of both kinds of products: (n, …) to (n,).
+
+    Rounding of ⟨lₜ, lₛ⟩ is some units of ‖lₜ‖‖lₛ‖, and not independent: positions that are alike
+    are rounded alike. With ⟨rₜ, rₛ⟩ it makes at most the trace of one times the size of the other.
+    A product that vanished may have met a huge one in the other.
+    """
+    # squares of products may overflow or vanish; no size exceeds its trace
+    fair = [
+        torch.where((size > 1e-15) & torch.isfinite(size), size, trace)
+        for size, trace in zip(sizes, traces, strict=True)
+    ]
+    unit, tiny = torch.finfo(traces[0].dtype).eps / 2, torch.finfo(traces[0].dtype).tiny
+    found = traces[0] * (unit * _lost(a) * fair[1] + tiny * t * b)
+    found += traces[1] * (unit * _lost(b) * fair[0] + tiny * t * a)
+    return found.flatten(1).sum(1) if found.dim() > 1 else found
+
+
+def _lost(length: int) -> float:
+    """Units by which a product of so many terms, all of one sign, may be off: measured, doubled.
+
+    Terms are added one after the other in blocks of some hundred.
+    """
+    return 4 + max(min(length, 512) / 8, math.sqrt(length) / 2)
 
 
 def doubts(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[bool]:
@@ -44,27 +89,31 @@ def doubts(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[bool]:
     first = pairs[0][0]
     found = torch.stack([f.to(first) for f, _ in pairs])
     scale = torch.stack([s.to(first) for _, s in pairs])
-    flags: list[bool] = (torch.sub(found, scale, alpha=_DOUBT) < 0).any(1).tolist()
+    flags: list[bool] = _doubtful(found, scale).any(1).tolist()
     return flags
+
+
+def _doubtful(found: Tensor, scale: Tensor) -> Tensor:
+    return torch.sub(found, scale, alpha=_DOUBT[found.dtype]) < 0
 
 
 def restored(found: Tensor, scale: Tensor, exactly: Callable[[Tensor], Tensor]) -> Tensor:
     """Squared norms; where products of positions cancel to some thousandths, taken again."""
-    which = (torch.sub(found, scale, alpha=_DOUBT) < 0).nonzero().flatten()
+    which = _doubtful(found, scale).nonzero().flatten()
     if which.numel():
         found[which] = exactly(which).to(found)
     return found
 
 
 class Unsure(NamedTuple):
-    """Squared norms from products of t positions of lengths a and b, and their energy.
+    """Squared norms from t positions of lengths a and b, and their energy.
 
-    ``lost`` is what may have vanished from them, where squares were multiplied.
+    ``hidden`` is what rounding may have taken from them.
     """
 
     found: Tensor
     energy: Tensor
-    lost: Tensor | None
+    hidden: Tensor
     a: int
     b: int
     t: int
@@ -78,14 +127,11 @@ def guarded(norms: Sequence[Unsure]) -> list[tuple[Tensor, Tensor]]:
     looked at together, and read back once. They are of one dtype and device.
     """
     found = torch.stack([each.found for each in norms])
-    scale = torch.stack([scaled(each.energy, each.a, each.b) for each in norms])
     off = torch.stack([rounded(each.energy, each.t) for each in norms])
     unit = torch.finfo(found.dtype).eps
-    slack = (16 * unit * found).add_(scale, alpha=4 * unit)
-    if any(each.lost is not None for each in norms):
-        none = torch.zeros_like(found[0])
-        slack += torch.stack([none if each.lost is None else each.lost for each in norms])
-    doubtful = slack > (1e-3 * found).clamp_(min=_NOTHING)
+    sizes = found.new_tensor([units(each.a * each.b) for each in norms]).unsqueeze(1)
+    slack = (unit * sizes * found).add_(torch.stack([each.hidden for each in norms]))
+    doubtful = slack > (4e-3 * found).clamp_(min=_NOTHING)
     sizes = slack.add_(found)
     for k, doubt in enumerate(doubtful.any(1).tolist()):
         if doubt and norms[k].t > 1:

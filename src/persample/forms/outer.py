@@ -139,7 +139,7 @@ class Outer(Form):
         if self.dtype.is_complex:
             return super().estimated()
         found, energy, _ = self._norms_and_energy(energy=False)
-        if energy is found or self.dtype == torch.float64:
+        if energy is found:
             return found, found
         return found, scaled(energy, *self._lengths())
 
@@ -148,7 +148,7 @@ class Outer(Form):
         return written_out(self.left[which].double(), self.right[which].double())
 
     def _norms_and_energy(self, *, energy: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-        """‖gᵢ‖², Σₜ ‖lₜ‖²‖rₜ‖², the scale of what rounding can hide, and what may have vanished."""
+        """‖gᵢ‖², Σₜ ‖lₜ‖²‖rₜ‖², the scale of what rounding can hide, and what it can hide."""
         if self.t == 1:
             left, right = self._squares()
             found = self._over_blocks(left.mul_(right))
@@ -156,7 +156,10 @@ class Outer(Form):
         if self.plan().way == "gram":
             return by_pairs(*self.given, sure=energy)
         found = written_out(*self.given)
-        return found, energies(*self.given) if energy else found, None
+        if not energy:
+            return found, found, None
+        sizes = energies(*self.given)
+        return found, sizes, scaled(sizes, *self._lengths()) * (4 * torch.finfo(sizes.dtype).eps)
 
     def _squares(self) -> tuple[Tensor, Tensor]:
         """‖l‖² and ‖r‖² of the only position, for each block."""
@@ -166,24 +169,18 @@ class Outer(Form):
     def _over_blocks(self, each: Tensor) -> Tensor:
         return each.view(self.n, -1).sum(1) if each.shape[0] > self.n else each
 
-    def sq_bounds(self) -> Tensor:
-        """The norms plus what rounding can have hidden; doubtful ones again in double precision.
-
-        Each product of length d is off by about u√d of its terms' size; errors of different
-        positions are independent, so together they are of the size of the energy. The sum itself
-        is rounded too: what it may be off by counts as part of the gradient.
-        """
-        return self.measured()[1]
-
     def rounding(self) -> Tensor:
         """Some units of the sizes of all positions' terms, which may cancel."""
-        if self.t <= 1 or self.dtype == torch.float64 or self.dtype.is_complex:
+        if self.t <= 1:
             return super().rounding()
         return rounded(energies(*self.given), self.t)
 
     def measured(self) -> tuple[Tensor, Tensor]:
-        """Norms, and bounds from the same products."""
-        if self.t != 1 or self.dtype.is_complex or self.dtype == torch.float64:
+        """The norms plus what rounding can have hidden; doubtful ones again in double precision.
+
+        The sum itself is rounded too: what it may be off by counts as part of the gradient.
+        """
+        if self.t != 1 or self.dtype.is_complex:
             return self.certified()[:2]
         (left, right), (a, b) = self._squares(), self._lengths()  # nothing can cancel
         found, unit = self._over_blocks(left * right), torch.finfo(left.dtype)
@@ -193,9 +190,9 @@ class Outer(Form):
 
     def certified(self) -> tuple[Tensor, Tensor, Tensor]:
         """Norms, bounds and rounding from the same products."""
-        if self.dtype.is_complex or self.dtype == torch.float64:
-            found = self.sq_norms()
-            return found, found, super().rounding()
+        if self.dtype.is_complex:
+            found, off = self.sq_norms(), self.rounding()
+            return found, (self.enlarged(found).sqrt() + 2 * off).square_(), off
         if self.t == 1:
             return *self.measured(), super().rounding()
         unsure = self.unsure()
@@ -204,10 +201,11 @@ class Outer(Form):
 
     def unsure(self) -> Unsure | None:
         """Products of positions may cancel."""
-        if self.t == 1 or self.dtype.is_complex or self.dtype == torch.float64:
+        if self.t == 1 or self.dtype.is_complex:
             return None
-        norms = self._norms_and_energy(energy=True)
-        return Unsure(*norms, *self._lengths(), self.t, self.exactly)
+        found, energy, hidden = self._norms_and_energy(energy=True)
+        assert hidden is not None
+        return Unsure(found, energy, hidden, *self._lengths(), self.t, self.exactly)
 
     def _lengths(self) -> tuple[int, int]:
         """Of the two factors."""

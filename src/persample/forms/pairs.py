@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .cost import BROADCAST, scratch, spans
 from .form import real, squared, wide
-from .guard import vanished
+from .guard import concealed, finer, hidden
 from .sharing import products
 
 
@@ -50,12 +50,12 @@ def weighted(left: Tensor, right: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def by_pairs(left: Tensor, right: Tensor, *, sure: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Σₜₛ ⟨lₜ, lₛ⟩⟨rₜ, rₛ⟩, its diagonal, the energy; if ``sure``, what may have vanished."""
+    """Σₜₛ ⟨lₜ, lₛ⟩⟨rₜ, rₛ⟩, its diagonal, the energy; if ``sure``, what rounding can hide."""
     n, t = left.shape[0], left.shape[-2]
     item = 2 * left.shape[1:-1].numel() * t * wide(left.dtype).itemsize
     if item > scratch():
         return _by_blocks(left, right)
-    found, energy, lost = [], [], []
+    found, energy, slack = [], [], []
     for first, last in spans(n, item, 4 << 20):  # in cache
         some, other = widened(left, right, first, last)
         one, two = products(left, some, first, last), products(right, other, first, last)
@@ -63,13 +63,13 @@ def by_pairs(left: Tensor, right: Tensor, *, sure: bool) -> tuple[Tensor, Tensor
         found.append(_added(both).clamp_(min=0))
         energy.append(_added(both.diagonal(dim1=-2, dim2=-1)))
         if sure:
-            lost.append(vanished(one, two, left.shape[-1], right.shape[-1]))
+            slack.append(hidden(one, two, left.shape[-1], right.shape[-1]))
     if len(found) == 1:
-        return found[0], energy[0], lost[0] if sure else None
+        return found[0], energy[0], slack[0] if sure else None
     if not found:
         zeros = right.new_zeros(0, dtype=real(right.dtype))
-        return zeros, zeros.clone(), None
-    return torch.cat(found), torch.cat(energy), torch.cat(lost) if sure else None
+        return zeros, zeros.clone(), zeros.clone()
+    return torch.cat(found), torch.cat(energy), torch.cat(slack) if sure else None
 
 
 def _by_blocks(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -78,21 +78,24 @@ def _by_blocks(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         left, right = left.unsqueeze(1), right.unsqueeze(1)
     n, k, t, a = left.shape
     b = right.shape[-1]
-    found = right.new_zeros(n, dtype=real(right.dtype))
-    energy, lost = torch.zeros_like(found), torch.zeros_like(found)
+    found = right.new_zeros(n, dtype=finer(right.device))
+    energy = right.new_zeros(n, dtype=real(right.dtype))
+    traces, sizes = (energy.new_zeros(2, n, k) for _ in range(2))
     side = max(1, math.isqrt(scratch() // (2 * k * wide(left.dtype).itemsize)))
     for i in range(n):
         one, two = (f[0] for f in widened(left, right, i, i + 1))
         for row in range(0, t, side):
             mine, other = one[:, row : row + side], two[:, row : row + side]
-            sizes = [torch.linalg.vector_norm(f, dim=2) for f in (mine, other)]
-            energy[i] += (sizes[0] * sizes[1]).square_().sum()
-            lost[i] += b * sizes[0].square().sum() + a * sizes[1].square().sum()
+            lengths = [torch.linalg.vector_norm(f, dim=2) for f in (mine, other)]
+            energy[i] += (lengths[0] * lengths[1]).square_().sum()
+            traces[:, i] += torch.stack([each.square().sum(1) for each in lengths])
             for column in range(row, t, side):
-                both = torch.matmul(mine, one[:, column : column + side].mT)
-                both *= torch.matmul(other, two[:, column : column + side].mT)
-                found[i] += both.sum() * (1 if row == column else 2)
-    return found.clamp_(min=0), energy, lost.mul_(t * torch.finfo(lost.dtype).tiny)
+                part, times = slice(column, column + side), 1 if row == column else 2
+                both = [m @ f[:, part].mT for m, f in ((mine, one), (other, two))]
+                sizes[:, i] += times * torch.stack([m.square().sum((1, 2)) for m in both])
+                found[i] += both[0].mul_(both[1]).sum() * times
+    slack = concealed([*traces], [*sizes.sqrt_()], a, b, t)
+    return found.clamp_(min=0).to(energy.dtype), energy, slack
 
 
 def between(one: tuple[Tensor, Tensor], two: tuple[Tensor, Tensor]) -> Tensor:
@@ -105,14 +108,14 @@ def between(one: tuple[Tensor, Tensor], two: tuple[Tensor, Tensor]) -> Tensor:
 def written_out(left: Tensor, right: Tensor) -> Tensor:
     """‖Σₜ lₜ ⊗ rₜ‖², a few samples at a time, so that the matrices stay in cache."""
     n, a = left.shape[0], left.shape[-1]
-    found = right.new_zeros(n, dtype=real(right.dtype))
+    found = right.new_zeros(n, dtype=finer(right.device))
     line = left.shape[1:-2].numel() * right.shape[-1] * wide(right.dtype).itemsize
     for first, last in spans(n, a * line, 4 << 20):
         some, other = widened(left, right, first, last)
         for start, stop in spans(a, line * (last - first)):
             matrix = torch.matmul(some[..., start:stop].mT, other)
             found[first:last] += squared(matrix)
-    return found
+    return found.to(real(right.dtype))
 
 
 def energies(left: Tensor, right: Tensor) -> Tensor:

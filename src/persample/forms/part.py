@@ -78,10 +78,6 @@ class Part(Mapped):
         """Those of the view."""
         return self.form.exactly(which)
 
-    def sq_bounds(self) -> Tensor:
-        """Those of the view."""
-        return self.form.sq_bounds()
-
     def measured(self) -> tuple[Tensor, Tensor]:
         """Those of the view."""
         return self.form.measured()

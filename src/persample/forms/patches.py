@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from .correlation import by_positions, positions_pay, unfold_first
 from .cost import Plan, scratch, spans
-from .form import Form, real, squared, wide
+from .form import Form, double, real, squared, wide
 from .geometry import Geometry, unfold
 from .guard import Unsure, guarded, restored, scaled
 from .outer import Outer
@@ -160,8 +162,7 @@ class Patches(Form):
             found = self._by_rows()
             return found, found
         found, energy, _ = by_positions(self.x, self.grad, self.shape, self.geometry)
-        wider = self.dtype == torch.float64
-        return found, found if wider else scaled(energy, *self._lengths())
+        return found, scaled(energy, *self._lengths())
 
     def _lengths(self) -> tuple[int, int]:
         """Of one position's output gradient and patch."""
@@ -173,52 +174,48 @@ class Patches(Form):
             out[first:last] = squared(self.wide_dense(first, last))
         return out
 
-    def sq_bounds(self) -> Tensor:
-        """What rounding can have hidden is added; doubtful samples again in double precision."""
-        return self.measured()[1]
-
     def measured(self) -> tuple[Tensor, Tensor]:
-        """Norms, and bounds from the same products or rows."""
-        if self.dtype in (torch.float64, torch.complex128) or self.n == 0:
-            found = self.sq_norms()
-            return found, found
+        """Norms, and bounds from the same products or rows.
+
+        What rounding can have hidden is added; doubtful samples again in double precision.
+        """
+        if self.n == 0:
+            return super().measured()
         if self.plan().way == "gram":
             norms = by_positions(self.x, self.grad, self.shape, self.geometry)
             t = self.grad.shape[2:].numel()
             unsure = Unsure(*norms, *self._lengths(), t, self.exactly)
             return unsure.found, guarded([unsure])[0][0]
         found, sizes = self.sq_norms(), self._sizes()
-        unit = torch.finfo(torch.float32).eps
-        slack = unit**2 * 1e4 * sizes
-        gap = 2 * found.sqrt() * slack.sqrt() + slack
+        unit = torch.finfo(found.dtype).eps
+        slack = 100 * unit * sizes
+        gap = 2 * found.sqrt() * slack + slack.square()
         loose = gap > 1e-3 * found
-        bound = found + gap
+        bound = self.enlarged(found) + gap
         if bool(loose.any()):  # the sum is rounded too: what it may be off by counts
             which = loose.nonzero().flatten()
             exact = (self.exactly(which) * (1 + 1e-6)).to(bound.dtype)
-            bound[which] = (exact.sqrt() + 8 * unit * sizes[which].sqrt()).square()
+            bound[which] = (exact.sqrt() + 8 * unit * sizes[which]).square()
         return found, bound
 
     def _sizes(self) -> Tensor:
-        """(‖x‖‖g‖)² · taps, which no gradient exceeds however its positions cancel."""
-        x, grad = self.x.float().flatten(1), self.grad.float().flatten(1)
+        """‖x‖‖g‖√taps, which no gradient exceeds however its positions cancel."""
+        x, grad = (f.to(wide(self.dtype)).flatten(1) for f in (self.x, self.grad))
         each = torch.linalg.vector_norm(x, dim=1) * torch.linalg.vector_norm(grad, dim=1)
-        found: Tensor = each.view(-1, self.images).sum(1).square() * self.shape[2:].numel()
+        found: Tensor = each.view(-1, self.images).sum(1) * math.sqrt(self.shape[2:].numel())
         return found
 
     def rounding(self) -> Tensor:
         """Some units of the sizes of all positions' terms."""
-        if self.dtype in (torch.float64, torch.complex128, torch.complex64) or self.n == 0:
-            return super().rounding()
-        return 8 * torch.finfo(torch.float32).eps * self._sizes().sqrt()
+        return 8 * torch.finfo(real(self.dtype)).eps * self._sizes()
 
     def exactly(self, which: Tensor) -> Tensor:
         """‖gᵢ‖² of a few samples from rows in double precision."""
-        m = self.images
+        m, dtype = self.images, double(self.dtype)
         found = []
         for i in which.tolist():
             part = slice(i * m, (i + 1) * m)
-            x, grad = self.x[part].double(), self.grad[part].double()
+            x, grad = self.x[part].to(dtype), self.grad[part].to(dtype)
             found.append(Patches(x, grad, self.weight, self.geometry, m)._by_rows())
         return torch.cat(found)
 

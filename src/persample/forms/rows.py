@@ -10,6 +10,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from .cost import PICKED, Plan, scratch, spans
 from .form import Form, real, wide
+from .guard import enlarged, finer
 from .outer import Outer
 from .sketch import Sketch
 
@@ -138,22 +139,31 @@ class Rows(Form):
         return Plan("segments", self.values.numel(), self._copies(), item, self.n)
 
     def _sizes(self) -> tuple[Tensor, Tensor]:
-        """‖Σ‖² and (Σ‖·‖)² of rows with equal (sample, index), added up for every sample."""
+        """‖Σ‖² of rows with equal (sample, index), and the square of what it may be off by.
+
+        Both are added up for every sample. One large row swallows all small ones after it.
+        """
         v, values = self.shape[0], self.values.to(wide(self.dtype))
         keys, where, counts = torch.unique(self._keys(), return_inverse=True, return_counts=True)
         lengths: Tensor = torch.linalg.vector_norm(values, dim=1)
-        out = lengths.new_zeros(self.n)
+        out = lengths.new_zeros(self.n, dtype=finer(self.device))
         if self._few(self.index.numel() - keys.numel()):  # only these have to be added
             several = counts > 1
             again = several[where]
-            out.index_add_(0, self.sample, lengths.square().masked_fill_(again, 0))
+            alone = lengths.square().masked_fill_(again, 0)
+            out.index_add_(0, self.sample, alone.to(out.dtype))
             which = again.nonzero().flatten()
             values, lengths, keys = values[which], lengths[which], keys[several]
+            counts = counts[several]
             where = (several.cumsum(0) - 1)[where[which]]
         total = values.new_zeros(keys.numel(), values.shape[1]).index_add_(0, where, values)
         lengths = lengths.new_zeros(keys.numel()).index_add_(0, where, lengths)
+        lengths.mul_((16 + counts / 2) * torch.finfo(lengths.dtype).eps)
         both = torch.stack([torch.linalg.vector_norm(total, dim=1), lengths], 1).square_()
-        each = both.new_zeros(self.n, 2).index_add_(0, keys // v, both).add_(out.unsqueeze(1))
+        dtype = finer(self.device)
+        each = both.new_zeros(self.n, 2, dtype=dtype).index_add_(0, keys // v, both.to(dtype))
+        each[:, 0] += out
+        each = each.to(both.dtype)
         return each[:, 0], each[:, 1]
 
     def _few(self, again: int) -> bool:
@@ -162,37 +172,29 @@ class Rows(Form):
 
     def sq_norms(self) -> Tensor:
         """Segment sums: linear in the number of rows."""
-        if self.dtype.is_complex:
-            return super().sq_norms()
         if self.n > 1 and self._copies() > scratch():
             runs = spans(self.n, self._copies() // self.n)
             return torch.cat([self.narrowed(*run).sq_norms() for run in runs])
         return self._sizes()[0]
 
-    def sq_bounds(self) -> Tensor:
-        """The norms plus what rounding can have hidden."""
-        return self.measured()[1]
-
     def rounding(self) -> Tensor:
-        """Some units of the sizes of all rows."""
-        if self.dtype in (torch.float64, torch.complex128, torch.complex64):
-            return super().rounding()
-        sizes: Tensor = torch.linalg.vector_norm(self.values.to(wide(self.dtype)), dim=1)
-        each: Tensor = sizes.new_zeros(self.n).index_add_(0, self.sample, sizes)
-        return 16 * torch.finfo(sizes.dtype).eps * each
+        """Some units of the sizes of rows of one index."""
+        return self.certified()[2]
 
     def measured(self) -> tuple[Tensor, Tensor]:
+        """The norms plus what rounding can have hidden."""
+        return self.certified()[:2]
+
+    def certified(self) -> tuple[Tensor, Tensor, Tensor]:
         """Rows of one index may cancel: sums of them are off by some units of their sizes."""
-        if self.dtype in (torch.float64, torch.complex128, torch.complex64):
-            found = self.sq_norms()
-            return found, found
         if self.n > 1 and self._copies() > scratch():
             runs = spans(self.n, self._copies() // self.n)
-            parts = [self.narrowed(*run).measured() for run in runs]
-            return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
-        found, sizes = self._sizes()
-        rounding = 16 * torch.finfo(found.dtype).eps * sizes.sqrt()
-        return found, (found.sqrt() + rounding).square()
+            parts = [self.narrowed(*run).certified() for run in runs]
+            found, bound, off = (torch.cat(each) for each in zip(*parts, strict=True))
+            return found, bound, off
+        found, off = self._sizes()
+        off = off.sqrt()
+        return found, (enlarged(found, self.shape[1]).sqrt() + off).square(), off
 
     def weighted_sum(self, c: Tensor) -> Tensor:
         """One index_add."""

@@ -12,11 +12,13 @@ from .apart import Apart, side_by_side
 from .cost import Plan
 from .dense import Dense
 from .form import Form, wide
-from .guard import restored, scaled
+from .guard import restored
 from .joint import Joint, joined
 from .mapped import Mapped
 from .outer import Outer
 from .part import Part
+from .pullback import Pullback
+from .replay import Replay
 from .rows import Rows, concatenated_rows
 from .sketch import Sketch
 
@@ -100,6 +102,11 @@ class Total(Form):
         """Linear."""
         if self.tied() is not None:  # their certain sums are their weighted sums
             return self.weighted_sum(c)
+        if not self.disjoint() and any(
+            isinstance(f, (Joint, Pullback, Replay)) for f in self.forms
+        ):
+            # nothing tells how their rows are rounded: the very rows that the norms were taken of
+            return Form.weighted_sum(self, c)
         return added([f.certain_sum(c) for f in self.forms])
 
     def dot(self, direction: Tensor) -> Tensor:
@@ -123,12 +130,10 @@ class Total(Form):
         return found if scale is found else restored(found, scale, self.exactly)
 
     def estimated(self) -> tuple[Tensor, Tensor]:
-        """What can cancel within parts, and between tied ones."""
-        pair = self.tied()
-        if pair is not None:
-            rows, (found, scale) = pair[0].sq_norms(), pair[1].estimated()
-            joined, between = self._joined(rows + found, pair[0].cross(pair[1]))
-            return joined, joined if between is joined else between.add_(scale)
+        """What can cancel within disjoint parts; tied ones have been written out where they do."""
+        if self.tied() is not None:
+            found = self.measured()[0]
+            return found, found
         if self.disjoint():
             parts = [f.estimated() for f in self.forms]
             found = added([p[0] for p in parts])
@@ -136,28 +141,29 @@ class Total(Form):
             return found, found if alike else added([p[1] for p in parts])
         return super().estimated()
 
-    def sq_bounds(self) -> Tensor:
-        """Disjoint parts have bounds of their own; else the triangle inequality guards rounding."""
-        return self.measured()[1]
-
     def measured(self) -> tuple[Tensor, Tensor]:
-        """Norms and bounds, each part looked at once."""
+        """Norms and bounds, each part looked at once.
+
+        Disjoint parts have bounds of their own; else the triangle inequality guards rounding.
+        """
         if self.disjoint():
             apart = [f.measured() for f in self.forms]
             return added([p[0] for p in apart]), added([p[1] for p in apart])
         parts = [f.certified() for f in self.forms]
         pair = self.tied()
         if pair is not None:
-            joined, scale = self._joined(added([p[0] for p in parts]), pair[0].cross(pair[1]))
-            found = joined if scale is joined else restored(joined, scale, self.exactly)
+            cross = pair[0].cross(pair[1])
+            found = torch.add(added([p[0] for p in parts]), cross, alpha=2).clamp_(min=0)
         else:
             found = super().sq_norms()
         sizes = added([p[1].sqrt() for p in parts])
         unit = torch.finfo(found.dtype).eps
-        bound = found + 64 * unit * sizes.square()
-        if pair is not None:  # what is not sure of the head's norm is not sure of the sum's
+        bound = self.enlarged(found) + 64 * unit * sizes.square()
+        if pair is not None:  # what is not sure of either norm, or of their product, is not sure
             bound += (parts[0][1] - parts[0][0]) + (parts[1][1] - parts[1][0])
-            bound = self._written(bound > found * (1 + 1e-3), bound)
+            one, two = (off + 8 * unit * size.sqrt() for _, size, off in parts)
+            bound += one * two / (128 * unit)
+            self._write_out(bound > found * (1 + 1e-3), found, bound)
         # the sum is rounded part by part, and so are the rows that the norm was taken of
         return found, (bound.sqrt() + 2 * added([p[2] for p in parts])).square()
 
@@ -165,19 +171,13 @@ class Total(Form):
         """That of all parts."""
         return added([f.rounding() for f in self.forms])
 
-    def _joined(self, apart: Tensor, cross: Tensor) -> tuple[Tensor, Tensor]:
-        """‖a + b‖² of ‖a‖² + ‖b‖² and ⟨a, b⟩, and the scale of its rounding."""
-        found = torch.add(apart, cross, alpha=2).clamp_(min=0)
-        if found.dtype == torch.float64:
-            return found, found
-        return found, scaled(apart, self.shape[0], self.size // self.shape[0])
-
-    def _written(self, loose: Tensor, bound: Tensor) -> Tensor:
-        """Where cancellation between parts left little, take the dense rows."""
+    def _write_out(self, loose: Tensor, found: Tensor, bound: Tensor) -> None:
+        """Where cancellation within parts or between them left little, take the dense rows."""
         which = loose.nonzero().flatten()
         if which.numel():
-            bound[which] = (self.exactly(which) * (1 + 1e-6)).to(bound.dtype)
-        return bound
+            exact = self.exactly(which)
+            found[which] = exact.to(found.dtype)
+            bound[which] = (exact * (1 + 1e-6)).to(bound.dtype)
 
     def tied(self) -> tuple[Rows, Outer] | None:
         """An embedding and an output head of the same table, if that is all there is."""

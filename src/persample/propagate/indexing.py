@@ -219,6 +219,12 @@ def embedding(call: Call) -> Result:
     return carry(call, [(index, ())], call.out, {call.out.dim() - 1})
 
 
+@rule("embedding_renorm")
+def embedding_renorm(call: Call) -> Result:
+    """Rows that somebody looks up are shortened, whoever else looks them up: still a table."""
+    return None
+
+
 @rule("embedding_bag _embedding_bag _embedding_bag_forward_only", routes=True)
 def embedding_bag(call: Call) -> Result | list[Result]:
     """A bag belongs to the sample of its rows, or of its offset."""
