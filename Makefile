@@ -6,13 +6,19 @@ BIN := $(VENV)/bin
 	gpu-check clean
 BROWSER := build/browser
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+
+$(VENV)/.demo: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[demo,test]"
+	$(PIP) torch==2.13.0
+	$(PIP) -e ".[demo]"
 	touch $@
 
-demo: $(VENV)/.installed
+$(VENV)/.installed: $(VENV)/.demo
+	$(PIP) -e ".[demo,test]"
+	touch $@
+
+demo: $(VENV)/.demo
 	$(BIN)/persample inspect
 
 lint: $(VENV)/.installed
@@ -47,9 +53,8 @@ zoo: $(VENV)/.installed
 
 # Peers without their dependencies: none of them may replace torch.
 $(VENV)/.peers: $(VENV)/.installed
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench]"
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps \
-		opacus backpack-for-pytorch unfoldNd
+	$(PIP) -e ".[bench]"
+	$(PIP) --no-deps opacus backpack-for-pytorch unfoldNd
 	touch $@
 
 bench: $(VENV)/.peers

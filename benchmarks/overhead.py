@@ -10,15 +10,11 @@ processor time, fastest of the rounds: a step of a few milliseconds is easily di
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import itertools
-import json
 import statistics
 import time
-import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,6 +27,7 @@ from .kernels import kernels
 from .models import MODELS
 from .peers import own, plain, recorded
 from .pretrained import tiny_gpt2
+from .process import run
 from .timing import clock
 
 COUNTS = [8, 16, 32, 64]
@@ -222,17 +219,5 @@ def measure(quick: bool) -> dict[str, Any]:
     return found
 
 
-def main() -> None:
-    """Measure and write."""
-    warnings.simplefilter("ignore")
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead", description=__doc__)
-    parser.add_argument("result", type=Path)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--quick", action="store_true")
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    given.result.write_text(json.dumps(measure(given.quick)))
-
-
 if __name__ == "__main__":
-    main()
+    run("overhead", __doc__, measure)

@@ -1,11 +1,30 @@
-"""What every measuring process needs: a memory limit, a settled heap, short messages."""
+"""What every measuring process needs: arguments, a memory limit, a settled heap, short messages."""
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import gc
+import json
 import resource
+import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def run(name: str, text: str | None, measure: Callable[[bool], Any]) -> None:
+    """The command line of a part that measures without peers: ``measure(quick)``, and write."""
+    warnings.simplefilter("ignore")
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=text)
+    parser.add_argument("result", type=Path)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--quick", action="store_true")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    given.result.write_text(json.dumps(measure(given.quick)))
 
 
 def settle() -> None:

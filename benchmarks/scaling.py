@@ -10,14 +10,10 @@ has taken over.
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import statistics
 import time
-import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,6 +22,7 @@ from .case import Case, predict
 from .language import LanguageModel
 from .memory import peak
 from .peers import plain, recorded
+from .process import run
 from .timing import clock
 
 AXES = {
@@ -110,17 +107,5 @@ def measure(axes: dict[str, list[int]]) -> dict[str, Any]:
     return found
 
 
-def main() -> None:
-    """Measure and write."""
-    warnings.simplefilter("ignore")
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling", description=__doc__)
-    parser.add_argument("result", type=Path)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--quick", action="store_true")
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    given.result.write_text(json.dumps(measure(SHORT if given.quick else AXES)))
-
-
 if __name__ == "__main__":
-    main()
+    run("scaling", __doc__, lambda quick: measure(SHORT if quick else AXES))

@@ -2,8 +2,8 @@
 
     python -m benchmarks.tables [--check]
 
-Tables stand between ``<!-- bench:NAME -->`` and ``<!-- /bench -->`` in README.md and
-docs/benchmarks.md. ``--check`` writes nothing and fails if a page would change.
+Tables stand between ``<!-- bench:NAME -->`` and ``<!-- /bench -->`` in README.md and some pages of
+docs. ``--check`` writes nothing and fails if a page would change.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from .findings import drop_in, inspecting, suspects
 from .models import ALL
 from .results import RESULTS, ROOT, load
 from .rows import (
@@ -30,7 +31,7 @@ from .rows import (
     surroundings,
 )
 
-PAGES = ("README.md", "docs/benchmarks.md")
+PAGES = ("README.md", "docs/benchmarks.md", "docs/results.md", "docs/inspect.md")
 MAIN = "warm heap, 1 thread"
 NOTHING = "Not measured yet: `make bench`."
 
@@ -53,6 +54,9 @@ def makers(directory: Path) -> dict[str, Callable[[], str]]:
         "parts": lambda: parts(extra),
         "steps": lambda: steps(extra),
         "environment": lambda: surroundings(load(directory, "environment")),
+        "drop-in": lambda: drop_in(load(directory, "expanded_weights")),
+        "suspects": lambda: suspects(load(directory, "suspects")),
+        "inspecting": lambda: inspecting(load(directory, "inspecting")),
     }
     for name in ("grads", "norms", "clipped sum"):
         key = name.replace(" ", "-")

@@ -124,10 +124,10 @@ def truth(call: Any, module: Weight, marks: Any, n: int) -> Tensor | None:
         value = torch.view_as_real(tensor.resolve_conj()).sum(-1) if tensor.is_complex() else tensor
         flat_value = (value.reshape(-1) * weights.to(value.dtype)).square()
         total = total.to(flat_value.dtype).index_add(0, ids, flat_value)
-    return _isolated(call, module, marks, n, total)
+    return _isolated(module, marks, n, total)
 
 
-def _isolated(call: Any, module: Weight, marks: Any, n: int, total: Tensor) -> Tensor:
+def _isolated(module: Weight, marks: Any, n: int, total: Tensor) -> Tensor:
     """Rows; poisoned with inf if a loss depends on another sample's data (samples mix)."""
     rows = []
     inputs = [t for t, _ in marks if t.requires_grad]
@@ -148,7 +148,7 @@ def _isolated(call: Any, module: Weight, marks: Any, n: int, total: Tensor) -> T
     return torch.stack(rows) if rows else module.w.new_zeros((0, *module.w.shape))
 
 
-def _call(op: Any, sample: Any, leaves: list[Any], spec: Any) -> Any:
+def _call(op: Any, leaves: list[Any], spec: Any) -> Any:
     args, kwargs = tree_unflatten(leaves, spec)
     return op.op(*args, **kwargs)
 
@@ -209,7 +209,7 @@ def _data(op: Any, sample: Any, base: Any, spec: Any, k: int, axis: int, n: int)
     def call(m: Weight) -> Any:
         leaves = [v.detach().clone() if isinstance(v, Tensor) and v is not x else v for v in values]
         leaves[k] = x + m.w
-        return _call(op, sample, leaves, spec)
+        return _call(op, leaves, spec)
 
     return run(call, module, [(x, axis)], n)
 
@@ -224,7 +224,7 @@ def _several(op: Any, sample: Any, base: Any, spec: Any, group: list[int], axis:
         leaves = list(values)
         for k, x in zip(group, xs, strict=True):
             leaves[k] = x + m.w
-        return _call(op, sample, leaves, spec)
+        return _call(op, leaves, spec)
 
     return run(call, module, [(x, x.dim() + axis) for x in xs], n)
 
@@ -283,7 +283,7 @@ def _use(op: Any, sample: Any, base: Any, spec: Any, j: int, k: int, axis: int, 
     def call(m: Weight) -> Any:
         leaves = list(values)
         leaves[j] = m.w
-        return _call(op, sample, leaves, spec)
+        return _call(op, leaves, spec)
 
     return run(call, module, [(x, axis)], n)
 

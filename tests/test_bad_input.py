@@ -149,8 +149,9 @@ def test_refused_and_still_usable(name: str, lean: bool) -> None:
     model = nn.Linear(4, 2)
     tape = tape_of(model, lean=lean)
     before = tape.norms()
-    with pytest.raises(persample.UsageError, match=phrase):
+    with pytest.raises(persample.UsageError, match=phrase) as caught:
         ask(tape)
+    assert caught.value.fix
     assert torch.equal(tape.norms(), before)
     assert all(p.grad is None for p in model.parameters())
     tape.clipped_sum(1.0)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import persample
 from persample.cli import main
 from persample.errors import UsageError
 from persample.memory import Meter, measure, parse_size
@@ -37,7 +38,7 @@ from .inspected import blobs, losses, net
         (["verify", "tests.inspected:step"], 0, "passed", ""),
         (["verify", "tests.inspected:listed"], 2, "", "one batch, or a batch each"),
         (["inspect", "tests.inspected:step"], 0, "suspects, most likely first", ""),
-        (["inspect", "tests.inspected:step", "--batches", "1"], 0, "16 samples in 1 batches", ""),
+        (["inspect", "tests.inspected:step", "--batches", "1"], 0, "16 samples in 1 batch\n", ""),
         (["inspect", "tests.inspected:step", "--batches", "0"], 2, "", "at least 1"),
         (["inspect", "tests.inspected:step", "--html", "no/where.html"], 2, "", "no directory"),
         (["inspect", "tests.inspected:step", "--against", "none.json"], 2, "", "cannot be read"),
@@ -66,11 +67,17 @@ def test_commands(
 
 
 def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in (["--help"], ["inspect", "--help"]):
+    for command in ("", "inspect", "verify", "explain"):
         with pytest.raises(SystemExit) as caught:
-            main(arguments)
+            main([*command.split(), "--help"])
         assert caught.value.code == 0
-        assert "examples" in capsys.readouterr().out
+        told = capsys.readouterr().out
+        assert f"  persample {command or 'verify'} train:step" in told
+        assert "returns (model, loss_fn, data)" in told or not command
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == f"persample {persample.__version__}\n"
     with pytest.raises(SystemExit) as caught:
         main([])
     assert caught.value.code == 2

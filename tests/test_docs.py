@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import importlib.util
 import pkgutil
 import re
 from pathlib import Path
@@ -47,6 +48,20 @@ def test_pages(page: Path) -> None:
     names: dict[str, Any] = {}
     for block in blocks(page):
         run(block, page, names)
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda p: p.name)
+def test_what_pages_name_is_there(page: Path) -> None:
+    text = page.read_text()
+    for link in re.findall(r"\]\((?!http)([^)#\s]+)", text):
+        assert (page.parent / link).exists(), link
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for target in re.findall(r"`make ([\w-]+)`", text):
+        assert target in targets, f"make {target}"
+    for name in re.findall(r"`python -m ([\w.]+)", text):
+        assert importlib.util.find_spec(name) is not None, name
+    for path in re.findall(r"`((?:benchmarks|docs|src|tests)/[\w./]+)`", text):
+        assert (ROOT / path).exists(), path
 
 
 @pytest.mark.parametrize("exact", [True, False], ids=["float64", "bf16"])

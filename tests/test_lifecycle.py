@@ -99,6 +99,14 @@ def test_grad_is_left_alone() -> None:
     assert model[2].weight.grad is None
 
 
+def test_the_oracle_gives_gradients_back_where_a_loss_fails() -> None:
+    model = nn.Linear(2, 1)
+    model.weight.grad = kept = torch.ones(1, 2)
+    with pytest.raises(ZeroDivisionError):
+        persample.testing.oracle(model, lambda m, x: m(x) / (1 // 0), torch.ones(3, 2))
+    assert model.weight.grad is kept
+
+
 def test_inputs_get_ordinary_gradients() -> None:
     model, x = net(), X.clone().requires_grad_()
     with persample.record(model) as tape:

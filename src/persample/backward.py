@@ -30,14 +30,18 @@ def tape_backward(
     """The body of ``Tape.backward``."""
     with torch._C.DisableTorchFunction():
         if not isinstance(losses, Tensor):
-            fix = "torch.stack(losses)" if isinstance(losses, (list, tuple)) else ""
+            several = isinstance(losses, (list, tuple))
+            fix = "torch.stack(losses)" if several else "F.cross_entropy(..., reduction='none')"
             raise UsageError(f"backward takes a tensor of losses, got {shown(losses)}", fix=fix)
         if losses.is_complex():
             raise UsageError("losses must be real", fix="pass losses.real, or losses.abs()")
         weights = "multiply the losses by weights of their own before backward"
         factor = 1.0 if scale is None else number(scale, "scale", fix=weights)
         if not factor > 0 or factor == float("inf"):
-            raise UsageError(f"scale must be a positive finite number, got {scale!r}")
+            raise UsageError(
+                f"scale must be a positive finite number, got {scale!r}",
+                fix="pass scaler.get_scale(), or leave it out",
+            )
         if not losses.requires_grad:
             unused = ", or use none of the chosen parameters"
             raise UsageError(

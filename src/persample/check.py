@@ -14,7 +14,7 @@ from .conditions import RandomState, largest, noise, tolerance
 from .entry import record
 from .errors import PersampleError, UsageError
 from .loop import narrowest
-from .requests import shown
+from .requests import expect_loss_fn
 from .testing import LossFn, batch_size, take
 
 
@@ -73,21 +73,31 @@ class _Random:
 def verify(model: nn.Module, loss_fn: LossFn, batch: Any, **options: Any) -> Verification:
     """Check persample on your own training step: right, or it says where not.
 
-    ``loss_fn(model, batch)`` returns one loss per sample. Two checks, both with random numbers
-    fixed. Σ cᵢ gᵢ for random c against autograd's gradient of Σ cᵢ ℓᵢ finds a gradient given to the
-    wrong sample. Isolation finds losses that look at the whole batch: the inputs and labels of one
-    sample, then of all but one, are replaced by another's, and no other row may move. Every
-    parameter is judged by the size of its own gradients, down to what rounding of the largest may
-    leave in it. ``options`` go to :func:`persample.record`.
+    Two checks, both with random numbers fixed. Σ cᵢ gᵢ for random c against autograd's gradient of
+    Σ cᵢ ℓᵢ finds a gradient given to the wrong sample. Isolation finds losses that look at the
+    whole batch: the inputs and labels of one sample, then of all but one, are replaced by
+    another's, and no other row may move. Every parameter is judged by the size of its own
+    gradients, down to what rounding of the largest may leave in it.
 
     >>> import torch, persample
     >>> model = torch.nn.Linear(3, 1)
     >>> x = torch.randn(4, 3)
     >>> bool(persample.verify(model, lambda m, x: m(x).square().sum(1), x))
     True
+
+    Args:
+        model: Any module; it is not changed.
+        loss_fn: A function of (model, batch) that returns one loss per sample.
+        batch: A tensor, or tensors in tuples, lists and dictionaries; two samples or more.
+        **options: For :func:`persample.record`.
+
+    Returns:
+        What was found for every parameter; true if all held, and printed as a table.
+
+    Raises:
+        PersampleError: The step itself is refused, or cannot be repeated with other samples.
     """
-    if not callable(loss_fn):
-        raise UsageError(f"loss_fn is a function of (model, batch), got {shown(loss_fn)}")
+    expect_loss_fn(loss_fn)
     n = options.get("n") or batch_size(batch, options.get("dim", 0))
     if n < 2:
         raise UsageError("verify needs at least two samples", fix="pass a larger batch")
@@ -167,7 +177,8 @@ def _isolation(
                 continue
             raise UsageError(
                 "the isolation probe was refused although the batch itself was not",
-                why=str(error).splitlines()[0],
+                why=error.what,
+                fix=f"samples in another order, or repeated, must do as well: {error.fix}",
             ) from error
         except Exception:
             if must:

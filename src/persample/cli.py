@@ -23,13 +23,17 @@ from .target import Target, failed, load
 DEMO_PAGE = "persample-inspect.html"
 REFUSED, USAGE, INTERRUPTED = 1, 2, 130
 
-_EXAMPLES = """examples:
+_EXAMPLES = {
+    "inspect": """
   persample inspect                                     the demonstration, on scikit-learn's digits
   persample inspect train:step --html report.html       one page about your own data
-  persample inspect train:step --json today.json --against yesterday.json
-  persample verify train:step                           compare with autograd, per parameter
-  persample explain train:step --memory 8GiB            every use; the largest batch that fits
-
+  persample inspect train:step --json today.json --against yesterday.json""",
+    "verify": """
+  persample verify train:step                           compare with autograd, per parameter""",
+    "explain": """
+  persample explain train:step --memory 8GiB            every use; the largest batch that fits""",
+}
+_TARGET = """
 where train.py has
 
   def step():
@@ -46,20 +50,26 @@ exit codes: 0 done, 1 refused or not verified, 2 wrong usage, 130 interrupted
 
 def parser() -> argparse.ArgumentParser:
     """The three commands."""
+    from . import __version__
+
     made = argparse.ArgumentParser(
         prog="persample",
         description="Per-sample gradients of any unmodified PyTorch model.",
-        epilog=_EXAMPLES,
+        epilog="".join(["examples:", *_EXAMPLES.values(), "\n", _TARGET]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    made.add_argument("--version", action="version", version=f"persample {__version__}")
     commands = made.add_subparsers(dest="command", required=True, metavar="command")
 
     def command(name: str, text: str, **options: Any) -> argparse.ArgumentParser:
         found = commands.add_parser(
-            name, help=text, description=text, epilog=_EXAMPLES,
+            name, help=text, description=text, epilog=f"examples:{_EXAMPLES[name]}\n{_TARGET}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )  # fmt: skip
-        found.add_argument("target", metavar="module:function", **options)
+        found.add_argument(
+            "target", metavar="module:function",
+            help="a function of yours that returns (model, loss_fn, data)", **options,
+        )  # fmt: skip
         found.add_argument("--device", help="move model and data there, e.g. cuda")
         return found
 
@@ -111,10 +121,16 @@ def _prepare(given: argparse.Namespace) -> tuple[Any, ...]:
     old = None
     if given.command == "inspect":
         if given.batches is not None and given.batches < 1:
-            raise UsageError(f"--batches must be at least 1, got {given.batches}")
+            raise UsageError(
+                f"--batches must be at least 1, got {given.batches}",
+                fix="leave it out to look at all of them",
+            )
         for path in (given.html, given.json, given.csv):
             if path is not None and not path.parent.is_dir():
-                raise UsageError(f"{path} cannot be written: there is no directory {path.parent}")
+                raise UsageError(
+                    f"{path} cannot be written: there is no directory {path.parent}",
+                    fix=f"mkdir -p {path.parent}",
+                )
         old = None if given.against is None else load_report(given.against)
         if given.target is None:
             announce()

@@ -53,7 +53,18 @@ def per_layer() -> Grouped:
 
 
 def per_group(groups: Iterable[Iterable[str]], *, within: Coefficients = flat) -> Grouped:
-    """Clip the given groups of parameters, each to C/√(number of groups)."""
+    """Clip the given groups of parameters, each to C/√(number of groups).
+
+    >>> import torch, persample
+    >>> model = torch.nn.Linear(3, 2)
+    >>> with persample.record(model) as tape:
+    ...     tape.backward(model(torch.randn(4, 3)).square().sum(1))
+    >>> found = tape.clipped_sum(1.0, rule=persample.per_group([["weight"], ["bias"]]))
+
+    Args:
+        groups: Lists of names that together name every recorded parameter once.
+        within: The rule inside a group: :func:`flat`, :func:`automatic`, or your own.
+    """
     found = [groups] if isinstance(groups, str) or not isinstance(groups, Iterable) else [*groups]
     if any(isinstance(group, str) or not isinstance(group, Iterable) for group in found):
         raise UsageError(
@@ -81,9 +92,15 @@ def coefficients(rule: Rule, bounds: Tensor, max_norm: float) -> Tensor:
             fix="rule(norms, max_norm) -> tensor of the same shape",
         )
     if given.device != bounds.device:
-        raise UsageError(f"a clipping rule returned coefficients on {given.device}")
+        raise UsageError(
+            f"a clipping rule returned coefficients on {given.device}, not on {bounds.device}",
+            fix="compute them from the norms that the rule is given, on their device",
+        )
     if not bool(torch.isfinite(given).all()) or bool((given < 0).any()):
-        raise UsageError("a clipping rule returned a negative or non-finite coefficient")
+        raise UsageError(
+            "a clipping rule returned a negative or non-finite coefficient",
+            fix="return numbers between 0 and max_norm / norms; zero leaves a sample out",
+        )
     limited = torch.minimum(given.detach().to(bounds.dtype), max_norm / safe).clamp_(max=most)
     return torch.where(finite, _normal(limited, numbers), 0.0)
 

@@ -45,7 +45,7 @@ def digits() -> tuple[Tensor, Tensor, Tensor]:
         datasets = importlib.import_module("sklearn.datasets")
     except ImportError as error:
         raise UsageError(
-            "the demonstration needs scikit-learn, which comes with the digits",
+            "the demonstration needs scikit-learn, which has the digits",
             fix='pip install "persample[demo]", or name your own: persample inspect train:step',
         ) from error
     found = datasets.load_digits()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -24,7 +24,7 @@ def record(
     sample_ids: Tensor | None = None,
     params: Params = None,
     rules: dict[Any, Callable[..., Any]] | None = None,
-    unproven: str = "refuse",
+    unproven: Literal["refuse", "loop"] = "refuse",
     verify: bool = False,
     lean: bool | Ahead = False,
     positions: bool = False,
@@ -43,19 +43,29 @@ def record(
     Graphs made inside the block give parameters no ``.grad``, not even by ``losses.backward()``:
     :meth:`Tape.set_grad` writes it.
 
-    ``n``: number of samples (else the first input tells). ``dim``: the axis of the samples in the
-    model's inputs. ``constants``: inputs that hold no samples although a size matches, by name,
-    position or tensor. ``sample_ids``: the sample of every input row (needs ``n``). ``params``:
-    names, or a predicate on names. ``rules``: overrides for one recording. ``unproven``: "refuse",
-    or "loop" to fall back to one backward pass per sample. ``verify``: check this step against
-    autograd. ``lean``: keep nothing; norms are taken during the backward pass, and what
-    :class:`persample.Ahead` names; every other question of one tape is one more backward pass. A
-    weighted or clipped sum comes last: it frees the graph as it passes, like any backward, unless
-    ``tape.backward(losses, retain_graph=True)`` keeps it.
-    ``positions``: keep what :meth:`Tape.positions` needs (inputs and output gradients of biases and
-    norm layers, too).
-    ``budget``: bytes of scratch memory that a question may take beyond its result (64 MiB; 2 MiB if
-    lean); larger work is cut into tiles. One row of one parameter is the least.
+    Args:
+        model: Any module; it is not changed. Frozen parameters are left out.
+        n: The number of samples; else the first input tells.
+        dim: The axis of the samples in the model's inputs.
+        constants: Inputs that hold no samples although a size matches: names, positions, tensors.
+        sample_ids: The sample of every input row, where one has several; needs ``n``.
+        params: The parameters to record: a name, names, or a predicate on names.
+        rules: Rules of your own, ``{operator: rule}``, for this recording.
+        unproven: "refuse", or "loop" to fall back to one backward pass per sample.
+        verify: Check this step against autograd.
+        lean: Keep nothing. Norms, and what :class:`persample.Ahead` names, are taken during the
+            backward pass; every other question is one more pass. A weighted or clipped sum comes
+            last: it frees the graph, unless ``tape.backward(losses, retain_graph=True)`` keeps it.
+        positions: Keep what :meth:`Tape.positions` needs: inputs and output gradients of biases
+            and norm layers, too.
+        budget: Bytes of scratch memory that a question may take beyond its result (64 MiB; 2 MiB
+            if lean). Larger work is cut into tiles; one row of one parameter is the least.
+
+    Returns:
+        A context manager that yields the :class:`persample.Tape`.
+
+    Raises:
+        UsageError: An argument has no meaning, or the model is being recorded already.
     """
     _expect_sensible(model, n, sample_ids, unproven)
     _expect_rules(rules)

@@ -141,8 +141,8 @@ class Reason:
         line = describe(self.place)
         return f"{text}, {line}" if line else text
 
-    def error(self, what: str, *, fix: str = "") -> MixedSamplesError:
-        """The error for a caller who needs the samples apart."""
+    def error(self, what: str, *, fix: str = LOOP) -> MixedSamplesError:
+        """The error for a caller who needs the samples apart; ``fix`` if none is known here."""
         return MixedSamplesError(what, where=self.where(), why=self.why, fix=self.fix or fix)
 
 

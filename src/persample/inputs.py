@@ -247,7 +247,11 @@ class Inputs(Declared):
         if not value.is_floating_point() and value.dim() == 1 and torch.equal(value.long(), ids):
             self.guess.telling = path
         if ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) < n):
-            raise UsageError(f"sample_ids must lie between 0 and n - 1 = {n - 1}")
+            raise UsageError(
+                f"sample_ids must lie between 0 and n - 1 = {n - 1}, got {int(ids.min())} to "
+                f"{int(ids.max())}",
+                fix="number the samples from 0, and give their number as n=",
+            )
         if not self.patterns:
             self.patterns.append(ids)
         view = [1] * value.dim()

@@ -48,11 +48,22 @@ _TOGETHER = (
 class Ahead:
     """Questions that a lean recording answers during its first backward pass, besides the norms.
 
-    ``direction`` for :meth:`Tape.dots`, ``projection`` = (dim, seed) for :meth:`Tape.project`,
-    ``moments`` for :meth:`Tape.second_moment` and :meth:`Tape.variance`, ``grads`` for
-    :meth:`Tape.grads`, which hands the rows out without keeping them. What is not named here
-    costs a backward pass of its own when asked; the answers are the same. ``again=False`` promises
-    that no such pass follows: the graph is freed while the first one passes, as any backward does.
+    What is not named here costs a backward pass of its own when asked; the answers are the same.
+
+    >>> import torch, persample
+    >>> model = torch.nn.Linear(3, 2)
+    >>> with persample.record(model, lean=persample.Ahead(projection=(16, 0))) as tape:
+    ...     tape.backward(model(torch.randn(4, 3)).square().sum(1))
+    >>> tape.project(16, seed=0).shape
+    torch.Size([4, 16])
+
+    Attributes:
+        direction: For :meth:`Tape.dots`.
+        projection: (dim, seed) for :meth:`Tape.project`.
+        moments: For :meth:`Tape.second_moment` and :meth:`Tape.variance`.
+        grads: For :meth:`Tape.grads`, which hands the rows out without keeping them.
+        again: False promises that no further pass follows: the graph is freed while the first one
+            passes, as any backward does.
     """
 
     direction: Mapping[str, Tensor] | None = None

@@ -124,7 +124,9 @@ def measure(
     dim = options.get("dim", 0)
     n = batch_size(batch, dim)
     if n < 1:
-        raise UsageError("memory cannot be measured on an empty batch")
+        raise UsageError(
+            "memory cannot be measured on an empty batch", fix="pass a batch of one sample or more"
+        )
     device = next(model.parameters()).device
     limit = limit or _available(device)
 

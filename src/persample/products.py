@@ -38,7 +38,10 @@ class Products(Asked):
         """⟨gᵢ, hⱼ⟩ between this tape's samples and another's: (n, m)."""
         with self._asking():
             if not isinstance(other, Products):
-                raise UsageError(f"cross takes another tape, got {shown(other)}")
+                raise UsageError(
+                    f"cross takes another tape, got {shown(other)}",
+                    fix="dots(direction) takes a dictionary of tensors",
+                )
             names = choose(params, self.names)
             mine, theirs = self._open().parameters, other._open().parameters
             for name in names:

@@ -29,7 +29,9 @@ def whole(value: Any, what: str, *, least: int | None = None, fix: str = "") -> 
         found = None
     if found is None or (least is not None and found < least):
         kind = {None: "an integer", 0: "a non-negative integer", 1: "a positive integer"}[least]
-        raise UsageError(f"{what} must be {kind}, got {shown(value)}", fix=fix)
+        raise UsageError(
+            f"{what} must be {kind}, got {shown(value)}", fix=fix or f"pass {kind} as {what}"
+        )
     return found
 
 
@@ -41,8 +43,19 @@ def number(value: Any, what: str, *, fix: str = "") -> float:
     else:
         fits = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if not fits:
-        raise UsageError(f"{what} must be one number, got {shown(value)}", fix=fix)
+        raise UsageError(
+            f"{what} must be one number, got {shown(value)}", fix=fix or f"pass one float as {what}"
+        )
     return float(value)
+
+
+def expect_loss_fn(loss_fn: Any) -> None:
+    """Refuse what cannot be called with a model and a batch."""
+    if not callable(loss_fn):
+        raise UsageError(
+            f"loss_fn is a function of (model, batch), got {shown(loss_fn)}",
+            fix="lambda model, batch: F.cross_entropy(model(batch[0]), batch[1], reduction='none')",
+        )
 
 
 def expect_ids(ids: Any, what: str) -> None:

@@ -32,8 +32,13 @@ class Tape(Products, Moments):
     def mark(self, tensor: Tensor, *, dim: int = 0, ids: Tensor | None = None) -> Tensor:
         """Say where the samples are in a tensor that the model does not receive as input.
 
-        ``dim`` is the axis of the samples; ``ids`` gives each index on it a sample instead (-1 for
-        none). Returns the tensor.
+        Args:
+            tensor: Data, before parameters meet it.
+            dim: The axis of the samples.
+            ids: A sample for each index of that axis, where they are not in order; -1 for none.
+
+        Returns:
+            The tensor.
         """
         self._open().inputs.mark(tensor, dim=dim, ids=ids)
         return tensor
@@ -43,9 +48,15 @@ class Tape(Products, Moments):
     ) -> None:
         """Back-propagate ``losses.sum()``; afterwards the tape knows every sample's gradient.
 
-        ``losses`` must hold the samples on axis 0, proven by the recording, or be a scalar that is
-        a proven sum (or mean) over samples. ``scale`` multiplies the losses for the backward pass
-        (loss scaling) and is divided out again.
+        Args:
+            losses: One loss per sample on axis 0, or a scalar that is a sum or mean over samples.
+                The recording must prove which; a scalar cannot be clipped.
+            scale: A factor for the backward pass (loss scaling), divided out again.
+            retain_graph: Keep the graph for another backward pass.
+
+        Raises:
+            MixedSamplesError: Samples meet before the loss, or nothing proves that they do not.
+            MissedUseError: A parameter was used where the recorder could not see it.
         """
         self._open().propagate_back(losses, scale=scale, retain_graph=retain_graph)
 
@@ -162,7 +173,10 @@ class Tape(Products, Moments):
         with self._asking():
             bound = number(max_norm, "max_norm")
             if not 0 <= bound < float("inf"):
-                raise UsageError(f"max_norm must be finite and not negative, got {max_norm!r}")
+                raise UsageError(
+                    f"max_norm must be finite and not negative, got {max_norm!r}",
+                    fix="clipped_sum(1.0) lets no sample contribute more than length 1",
+                )
             self._ledger.expect_losses("clipped_sum")
             names = choose(params, self.names)
             groups = rule.split(names) if isinstance(rule, Grouped) else [tuple(names)]

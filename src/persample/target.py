@@ -87,6 +87,7 @@ def read(name: str, made: Any) -> Target:
         raise UsageError(
             f"{name} must return an nn.Module, a function of (model, batch), and data",
             why=f"it returned {type(model).__name__}, {type(loss_fn).__name__}",
+            fix="return model, loss_fn, data, in this order",
         )
     extra = made[3] if len(made) == 4 else {}
     options = {"show": extra} if isinstance(extra, Show) else extra

@@ -17,7 +17,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from ..backward import engine, expect_no_hooks, receiving
 from ..entry import record
-from ..errors import MixedSamplesError, StaleError, UsageError
+from ..errors import LOOP, MixedSamplesError, StaleError, UsageError
 from ..layout import CONSTANT, Mixed
 from ..marks import Derived, version
 from ..proof import expect_possible
@@ -121,7 +121,9 @@ class Stretch:
         for k in used:
             state = self.states[k]
             if isinstance(state, Mixed):
-                raise state.reason.error("Expanded Weights: samples meet inside the module")
+                raise state.reason.error(
+                    "Expanded Weights: samples meet inside the module", fix=f"persample.{LOOP}"
+                )
             if isinstance(state, Derived):
                 raise MixedSamplesError(
                     f"Expanded Weights: output {k} of the module depends on parameters alone",

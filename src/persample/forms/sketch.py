@@ -25,7 +25,7 @@ class Sketch:
         self.shape, self.dim = shape, dim
         a = shape[0] if len(shape) > 1 else 1
         b = shape.numel() // a if a else 0
-        few, many = _split(dim, a, b)
+        few, many = _split(dim, a)
         key = f"{seed}|{name}|{tuple(shape)}|{dim}".encode()
         number = int.from_bytes(hashlib.sha256(key).digest()[:8], "little") >> 1
         generator = torch.Generator().manual_seed(number)
@@ -69,7 +69,7 @@ def kept_sketch(name: str, shape: torch.Size, dim: int, seed: int, device: torch
     return found
 
 
-def _split(dim: int, a: int, b: int) -> tuple[int, int]:
+def _split(dim: int, a: int) -> tuple[int, int]:
     """Dim = few · many with few close to the square root, and 1 for a vector."""
     if a == 1:
         return 1, dim

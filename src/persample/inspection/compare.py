@@ -64,7 +64,10 @@ def load(path: str | Path) -> Snapshot:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
         return _snapshot(found)
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
+        raise UsageError(
+            f"{path} cannot be read: {error.strerror or error}",
+            fix="give a file written with --json or report.to_json",
+        ) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
             f"{path} is not a report of persample inspect",

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ..errors import UsageError
-from ..requests import shown, whole
+from ..requests import expect_loss_fn, shown, whole
 from ..testing import LossFn
 from .collect import Plan, collect, untouched
 from .colours import colour
@@ -37,15 +37,6 @@ def inspect(
 ) -> Report:
     """See a data set through the gradient of each sample, in one pass.
 
-    ``loss_fn(model, batch)`` returns one loss per sample; ``batches`` is any iterable of batches.
-    ``ids`` are the samples' own names: one per sample in order, or a key, position or function of
-    the batch (shuffled data need the latter). ``labels`` says where whole-number labels are; else
-    ``batch[1]`` or the key "labels", "label", "y" or "target" is taken if it looks like labels;
-    False takes none. ``show``: how samples are shown. ``limit``: batches to look at. ``device``:
-    where to move model and batches. ``width``: numbers kept of each gradient.
-    ``check``: verify the first samples. ``memory``: bytes of each column that stay in memory;
-    longer ones go to files in ``scratch``. ``options`` go to :func:`persample.record`.
-
     The model, its buffers, its gradients and the random generators end as they were. Ctrl-C ends
     the pass early; the report then covers what was seen.
 
@@ -57,13 +48,41 @@ def inspect(
     >>> report = persample.inspect(model, losses, batches, progress=False)
     >>> report.norms.shape, len(report.suspects(5))
     (torch.Size([24]), 5)
+
+    Args:
+        model: Any module; it is not changed.
+        loss_fn: A function of (model, batch) that returns one loss per sample.
+        batches: Any iterable of batches.
+        ids: The samples' own names: one per sample in order, or a key, position or function of the
+            batch. Shuffled data need the latter.
+        labels: Where whole-number labels are. Else ``batch[1]``, or the key "labels", "label", "y"
+            or "target", is taken if it looks like labels; False takes none.
+        show: How samples are shown.
+        limit: How many batches to look at.
+        device: Where to move model and batches.
+        width: How many numbers are kept of each gradient.
+        check: Verify the first samples.
+        progress: Tell how far it is; else only on a terminal.
+        memory: Bytes of each column that stay in memory; longer ones go to files in ``scratch``.
+        scratch: The directory of those files.
+        **options: For :func:`persample.record`.
+
+    Raises:
+        UsageError: An argument has no meaning, or there are no data.
+        MixedSamplesError: The model lets samples meet before the loss.
+        StorageError: A file could not be written.
     """
     if not isinstance(model, nn.Module):
-        raise UsageError(f"inspect takes an nn.Module, got {type(model).__name__}")
-    if not callable(loss_fn):
-        raise UsageError(f"loss_fn is a function of (model, batch), got {shown(loss_fn)}")
+        raise UsageError(
+            f"inspect takes an nn.Module, got {type(model).__name__}",
+            fix="persample.inspect(model, loss_fn, batches)",
+        )
+    expect_loss_fn(loss_fn)
     if show is not None and not isinstance(show, Show):
-        raise UsageError(f"show must be a persample.Show, got {shown(show)}")
+        raise UsageError(
+            f"show must be a persample.Show, got {shown(show)}",
+            fix="show=persample.Show(images=lambda batch: batch[0])",
+        )
     limit = None if limit is None else whole(limit, "limit", least=1)
     width, memory = whole(width, "width", least=1), whole(memory, "memory", least=0)
     for name in ("lean", "verify"):

@@ -26,7 +26,7 @@ GROUPS = 24  # groups of duplicates that are shown
 def page(report: Report, changes: Comparison | None = None, *, k: int = 24) -> str:
     """All of it. Sections without content are left out."""
     parts = [
-        ("changed", "What changed", _changed(report, changes)),
+        ("changed", "What changed", _changed(changes)),
         ("suspects", "Suspects", _suspects(report, k)),
         ("outliers", "Largest gradients", _outliers(report, k)),
         ("duplicates", "Near-duplicates", _duplicates(report)),
@@ -85,7 +85,7 @@ def _footer() -> str:
     )
 
 
-def _changed(report: Report, changes: Comparison | None) -> str:
+def _changed(changes: Comparison | None) -> str:
     if changes is None:
         return ""
     from .summary import changes as told

@@ -105,7 +105,8 @@ def _nonfinite(report: Report) -> Verdict:
 
 def title(report: Report) -> str:
     """What was looked at."""
-    return f"{report.model_name}, {report.count:,} samples in {report.batches:,} batches"
+    batches = "1 batch" if report.batches == 1 else f"{report.batches:,} batches"
+    return f"{report.model_name}, {report.count:,} samples in {batches}"
 
 
 def remarks(report: Report) -> list[str]:

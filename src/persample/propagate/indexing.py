@@ -14,8 +14,6 @@ from .movement import probed
 from .reshaping import squeeze_colours
 from .table import rule
 
-Index = tuple[Any, ...]
-
 
 def spread(index: Any, rank: int) -> list[Any]:
     """The index as one entry per consumed axis (None entries add axes), Ellipsis filled in."""

@@ -173,25 +173,15 @@ def recurrent(call: Call) -> Result | list[Result]:
             continue
         if layout.axes not in ((axis,), ()):
             raise Mixing(f"a recurrent layer runs along the samples (they must be on axis {axis})")
-        row = _only(layout, axis, tensor, call)
+        row = _at(layout, 0, 1)
         result = row if result is None else merge(result, row, out.shape[batch : batch + 1], call.n)
     if result is None:
         return None
     return [_at(result, batch, 3), *(_at(result, 1, 3) for _ in call.out[1:])]
 
 
-def _only(layout: Layout, axis: int, tensor: Tensor, call: Call) -> Layout:
-    """The layout of one axis as a layout of a vector."""
-    if layout.ids is None:
-        return closed(0, layout.inner)
-    return (
-        Layout(0, 1, layout.ids.expand_as(layout.ids).select(0, 0).flatten())
-        if axis
-        else Layout(0, 1, layout.ids.flatten())
-    )
-
-
 def _at(layout: Layout, axis: int, rank: int) -> Layout:
+    """A layout of one axis, as one of another axis of a tensor of this rank."""
     if layout.ids is None:
         return closed(axis, layout.inner)
     view = [1] * rank

@@ -183,13 +183,8 @@ def order(call: Call) -> Result | list[Result]:
     x = call.arg(0, "input", "self")
     if call.name == "topk":
         dim = call.arg(2, "dim", default=-1)
-    elif call.name == "msort":
-        dim = 0
     else:
-        dim = call.kwargs.get("dim", -1)
-        for value in call.args[1:]:
-            if not isinstance(value, bool):
-                dim = value
+        dim = 0 if call.name == "msort" else call.arg(1, "dim", default=-1)
     dims = axes(dim, x.dim())
     layout = call.layout(x)
     if layout is None or not any(d in dims for d in layout.axes):
@@ -209,11 +204,7 @@ def order(call: Call) -> Result | list[Result]:
 def argsort(call: Call) -> Result:
     """Indices inside samples belong to them; keys grouped over samples only route."""
     x = call.arg(0, "input", "self")
-    dim = call.kwargs.get("dim", -1)
-    for value in call.args[1:]:
-        if not isinstance(value, bool):
-            dim = value
-    dims = axes(dim, x.dim())
+    dims = axes(call.arg(1, "dim", default=-1), x.dim())
     layout = call.layout(x)
     if layout is not None and any(d in dims for d in layout.axes):
         if x.is_floating_point():

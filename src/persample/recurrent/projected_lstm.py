@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .recurrence import Sink, Steps, put
+from .recurrence import Sink, Steps, through
 
 
 class ProjectedRecurrence(torch.autograd.Function):
@@ -30,23 +31,24 @@ class ProjectedRecurrence(torch.autograd.Function):
         outputs = u.new_empty(u.shape[0], narrow.shape[0])
         before = torch.empty_like(outputs)
         old_cells, squashed = u.new_empty(u.shape[0], cells), u.new_empty(u.shape[0], cells)
-        h, c = h0.clone(), c0.clone()
-        for first, last in steps.visited():
-            size, g = last - first, gates[first:last]
-            before[first:last], old_cells[first:last] = h[:size], c[:size]
-            g.addmm_(h[:size], weight.t())
-            i, f, n, o = g.split(cells, 1)
+
+        def step(rows: slice, states: list[Tensor]) -> Sequence[Tensor]:
+            h, c = states
+            before[rows], old_cells[rows] = h, c
+            i, f, n, o = gates[rows].addmm_(h, weight.t()).split(cells, 1)
             for gate in (i, f, o):
                 gate.sigmoid_()
             n.tanh_()
-            c = put(c, size, f * c[:size] + i * n)
-            squashed[first:last] = c[:size].tanh()
-            outputs[first:last] = (o * squashed[first:last]) @ narrow.t()
-            h = put(h, size, outputs[first:last])
+            new = f * c + i * n
+            squashed[rows] = new.tanh()
+            outputs[rows] = (o * squashed[rows]) @ narrow.t()
+            return outputs[rows], new
+
+        h, c = through(steps.visited(), [h0, c0], step)
         ctx.steps, ctx.sinks = steps, (sink, narrow_sink)
         ctx.save_for_backward(before, weight, narrow, gates, old_cells, squashed)
         ctx.set_materialize_grads(True)
-        return outputs, h.clone(), c.clone()
+        return outputs, h, c
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -54,24 +56,18 @@ class ProjectedRecurrence(torch.autograd.Function):
         before, weight, narrow, gates, old_cells, squashed = ctx.saved_tensors
         cells = narrow.shape[1]
         delta, hidden = torch.empty_like(gates), torch.empty_like(before)
-        dout, dh, dc = grads[0], grads[1].clone(), grads[2].clone()
-        for first, last in reversed(ctx.steps.visited()):
-            size, part = last - first, slice(first, last)
-            i, f, n, o = gates[part].split(cells, 1)
-            hidden[part] = dh[:size] + dout[part]
-            wide = hidden[part] @ narrow
-            cell = dc[:size] + wide * o * (1 - squashed[part] * squashed[part])
-            delta[part] = torch.cat(
-                [
-                    cell * n * i * (1 - i),
-                    cell * old_cells[part] * f * (1 - f),
-                    cell * i * (1 - n * n),
-                    wide * squashed[part] * o * (1 - o),
-                ],
-                1,
-            )
-            dh = put(dh, size, delta[part] @ weight)
-            dc = put(dc, size, cell * f)
+
+        def step(rows: slice, states: list[Tensor]) -> Sequence[Tensor]:
+            i, f, n, o = gates[rows].split(cells, 1)
+            hidden[rows] = states[0] + grads[0][rows]
+            wide = hidden[rows] @ narrow
+            cell = states[1] + wide * o * (1 - squashed[rows] * squashed[rows])
+            into = [cell * n * i * (1 - i), cell * old_cells[rows] * f * (1 - f)]
+            into += [cell * i * (1 - n * n), wide * squashed[rows] * o * (1 - o)]
+            torch.cat(into, 1, out=delta[rows])
+            return delta[rows] @ weight, cell * f
+
+        dh, dc = through(reversed(ctx.steps.visited()), grads[1:], step)
         o = gates[:, 3 * cells :]
         ctx.sinks[0](before, delta)
         ctx.sinks[1](o * squashed, hidden)

@@ -6,16 +6,16 @@ special case in which every step has the same number of rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from . import even_lstm
 
-GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 Sink = Callable[[Tensor, Tensor], None]
+Step = Callable[[slice, list[Tensor]], Sequence[Tensor]]
 
 
 class Steps:
@@ -27,7 +27,7 @@ class Steps:
         at = 0
         self.rows = []
         for size in sizes:
-            self.rows.append((at, at + size))
+            self.rows.append(slice(at, at + size))
             at += size
         self.order = list(range(len(sizes)))
         if reverse:
@@ -38,9 +38,37 @@ class Steps:
         """Whether every step has the same number of rows."""
         return bool(self.sizes) and self.sizes[0] == self.sizes[-1] > 0
 
-    def visited(self) -> list[tuple[int, int]]:
-        """First and last row of every step, in the order of the direction."""
+    def visited(self) -> list[slice]:
+        """The rows of every step, in the order of the direction."""
         return [self.rows[k] for k in self.order]
+
+
+def through(visited: Iterable[slice], states: Sequence[Tensor], step: Step) -> list[Tensor]:
+    """Go through time: ``step(rows, states)`` gives the states after its rows.
+
+    The first sequences are active in every step; the states of the others stay as they are.
+    """
+    for rows in visited:
+        size = rows.stop - rows.start
+        after = step(rows, [s if s.shape[0] == size else s[:size] for s in states])
+        states = [_joined(s, size, new) for s, new in zip(states, after, strict=True)]
+    return [s.clone() for s in states]  # not views of what is kept
+
+
+def _joined(state: Tensor, size: int, new: Tensor) -> Tensor:
+    return new if size == state.shape[0] else torch.cat([new, state[size:]])
+
+
+class Layer(NamedTuple):
+    """One layer and direction: what its forward pass is computed from."""
+
+    kind: str
+    steps: Steps
+    u: Tensor
+    h0: Tensor
+    c0: Tensor | None
+    weight: Tensor
+    bias: Tensor | None
 
 
 class Recurrence(torch.autograd.Function):
@@ -65,7 +93,8 @@ class Recurrence(torch.autograd.Function):
     ) -> Any:
         """Outputs of all rows, last hidden state, last cell state (LSTM)."""
         run = {"lstm": _lstm, "gru": _gru}.get(kind, _plain)
-        outputs, before, last, cell, kept = run(kind, steps, u, h0, c0, weight, bias)
+        given = Layer(kind, steps, u, h0, c0, weight, bias)
+        outputs, before, last, cell, kept = run(given)
         ctx.kind, ctx.steps, ctx.sink = kind, steps, sink
         ctx.save_for_backward(before, weight, *kept)
         ctx.cell = cell is not None
@@ -83,30 +112,9 @@ class Recurrence(torch.autograd.Function):
         return None, None, None, None, du, dh, dc, None, None
 
 
-def _active(state: Tensor, size: int) -> Tensor:
-    return state if state.shape[0] == size else state[:size]
-
-
-def put(state: Tensor, size: int, value: Tensor) -> Tensor:
-    """The state after a step in which the first ``size`` sequences were active."""
-    if size == state.shape[0]:
-        return value
-    state = state.clone()
-    state[:size] = value
-    return state
-
-
-def _lstm(
-    kind: str,
-    steps: Steps,
-    u: Tensor,
-    h0: Tensor,
-    c0: Tensor | None,
-    weight: Tensor,
-    bias: Tensor | None,
-) -> Any:
+def _lstm(given: Layer) -> Any:
+    _, steps, u, h0, c0, weight, bias = given
     assert c0 is not None
-    hidden = weight.shape[1]
     if steps.even():
         gates = u.detach()  # nobody else needs the projected input
         if bias is not None:
@@ -114,25 +122,26 @@ def _lstm(
         split = gates.view(len(steps.sizes), -1, gates.shape[1])
         *found, kept = even_lstm.forward(steps.order, split, h0, c0, weight)
         return *(t.flatten(0, 1) for t in found[:2]), *found[2:], [t.flatten(0, 1) for t in kept]
+    hidden = weight.shape[1]
     gates = u + bias if bias is not None else u.clone()
     outputs, before = u.new_empty(u.shape[0], hidden), u.new_empty(u.shape[0], hidden)
     cells, squashed = torch.empty_like(outputs), torch.empty_like(outputs)
-    h, c, turned = h0.clone(), c0.clone(), weight.t()
-    for first, last in steps.visited():
-        size = last - first
-        g, old_h, old_c = gates[first:last], _active(h, size), _active(c, size)
-        before[first:last] = old_h
-        cells[first:last] = old_c
-        g.addmm_(old_h, turned)
+    turned = weight.t()
+
+    def step(rows: slice, states: list[Tensor]) -> Sequence[Tensor]:
+        h, c = states
+        before[rows], cells[rows] = h, c
+        g = gates[rows].addmm_(h, turned)
         g[:, : 2 * hidden].sigmoid_()
         g[:, 2 * hidden : 3 * hidden].tanh_()
         g[:, 3 * hidden :].sigmoid_()
         i, f, n, o = g.split(hidden, 1)
-        new_c = torch.addcmul(f * old_c, i, n)
-        torch.tanh(new_c, out=squashed[first:last])
-        torch.mul(o, squashed[first:last], out=outputs[first:last])
-        h, c = put(h, size, outputs[first:last]), put(c, size, new_c)
-    return outputs, before, h.clone(), c.clone(), (gates, cells, squashed)
+        new = torch.addcmul(f * c, i, n)
+        torch.tanh(new, out=squashed[rows])
+        return torch.mul(o, squashed[rows], out=outputs[rows]), new
+
+    last, cell = through(steps.visited(), [h0, c0], step)
+    return outputs, before, last, cell, (gates, cells, squashed)
 
 
 def _lstm_backward(
@@ -151,48 +160,40 @@ def _lstm_backward(
     local = torch.cat([n * i * (1 - i), cells * f * (1 - f), i * (1 - n * n)], 1)
     outward = squashed * o * (1 - o)
     delta = torch.empty_like(gates)
-    dout, dh, dc = grads[0], grads[1].clone(), grads[2].clone()
-    for first, last in reversed(steps.visited()):
-        size = last - first
-        now = _active(dh, size) + dout[first:last]
-        cell = torch.addcmul(_active(dc, size), now, into_cell[first:last])
-        d = delta[first:last]
-        torch.mul(
-            local[first:last].view(size, 3, hidden), cell.unsqueeze(1),
-            out=d[:, : 3 * hidden].view(size, 3, hidden),
-        )  # fmt: skip
-        torch.mul(now, outward[first:last], out=d[:, 3 * hidden :])
-        dh, dc = put(dh, size, d @ weight), put(dc, size, cell * f[first:last])
+
+    def step(rows: slice, states: list[Tensor]) -> Sequence[Tensor]:
+        now = states[0] + grads[0][rows]
+        cell = torch.addcmul(states[1], now, into_cell[rows])
+        d, shape = delta[rows], (-1, 3, hidden)
+        torch.mul(local[rows].view(shape), cell.unsqueeze(1), out=d[:, : 3 * hidden].view(shape))
+        torch.mul(now, outward[rows], out=d[:, 3 * hidden :])
+        return d @ weight, cell * f[rows]
+
+    dh, dc = through(reversed(steps.visited()), grads[1:], step)
     return delta, delta, dh, dc
 
 
-def _gru(
-    kind: str,
-    steps: Steps,
-    u: Tensor,
-    h0: Tensor,
-    c0: Tensor | None,
-    weight: Tensor,
-    bias: Tensor | None,
-) -> Any:
+def _gru(given: Layer) -> Any:
+    _, steps, u, h0, _, weight, bias = given
     hidden = weight.shape[1]
     outputs, before = u.new_empty(u.shape[0], hidden), u.new_empty(u.shape[0], hidden)
     gates, inner = u.clone(), torch.empty_like(outputs)
-    h, turned = h0.clone(), weight.t()
-    for first, last in steps.visited():
-        size = last - first
-        old = _active(h, size)
-        before[first:last] = old
+    turned = weight.t()
+
+    def step(rows: slice, states: list[Tensor]) -> Sequence[Tensor]:
+        (old,) = states
+        before[rows] = old
         z = old @ turned if bias is None else torch.addmm(bias, old, turned)
-        g = gates[first:last]
+        g = gates[rows]
         g[:, : 2 * hidden] += z[:, : 2 * hidden]
         g[:, : 2 * hidden].sigmoid_()
-        inner[first:last] = z[:, 2 * hidden :]
+        inner[rows] = z[:, 2 * hidden :]
         r, update = g[:, :hidden], g[:, hidden : 2 * hidden]
-        new = g[:, 2 * hidden :].addcmul_(r, inner[first:last]).tanh_()
-        outputs[first:last] = torch.lerp(new, old, update)
-        h = put(h, size, outputs[first:last])
-    return outputs, before, h.clone(), None, (gates, inner)
+        new = g[:, 2 * hidden :].addcmul_(r, inner[rows]).tanh_()
+        return [torch.lerp(new, old, update, out=outputs[rows])]
+
+    (last,) = through(steps.visited(), [h0], step)
+    return outputs, before, last, None, (gates, inner)
 
 
 def _gru_backward(
@@ -201,41 +202,35 @@ def _gru_backward(
     gates, inner = kept
     hidden = weight.shape[1]
     delta, other = torch.empty_like(gates), torch.empty_like(gates)
-    dout, dh = grads[0], grads[1].clone()
-    for first, last in reversed(steps.visited()):
-        size = last - first
-        r, z, new = gates[first:last].split(hidden, 1)
-        now = _active(dh, size) + dout[first:last]
+
+    def step(rows: slice, states: list[Tensor]) -> Sequence[Tensor]:
+        r, z, new = gates[rows].split(hidden, 1)
+        now = states[0] + grads[0][rows]
         dnew = now * (1 - z) * (1 - new * new)
-        dz = now * (before[first:last] - new) * z * (1 - z)
-        dr = dnew * inner[first:last] * r * (1 - r)
-        delta[first:last] = torch.cat([dr, dz, dnew], 1)
-        other[first:last] = torch.cat([dr, dz, dnew * r], 1)
-        dh = put(dh, size, torch.addmm(now * z, other[first:last], weight))
+        dz = now * (before[rows] - new) * z * (1 - z)
+        dr = dnew * inner[rows] * r * (1 - r)
+        torch.cat([dr, dz, dnew], 1, out=delta[rows])
+        hidden_delta = torch.cat([dr, dz, dnew * r], 1, out=other[rows])
+        return [torch.addmm(now * z, hidden_delta, weight)]
+
+    (dh,) = through(reversed(steps.visited()), grads[1:], step)
     return delta, other, dh, None
 
 
-def _plain(
-    kind: str,
-    steps: Steps,
-    u: Tensor,
-    h0: Tensor,
-    c0: Tensor | None,
-    weight: Tensor,
-    bias: Tensor | None,
-) -> Any:
-    hidden = weight.shape[1]
+def _plain(given: Layer) -> Any:
+    kind, steps, u, h0, _, weight, bias = given
     outputs = u + bias if bias is not None else u.clone()
-    before = u.new_empty(u.shape[0], hidden)
-    h, turned = h0.clone(), weight.t()
-    for first, last in steps.visited():
-        size = last - first
-        old = _active(h, size)
-        before[first:last] = old
-        g = outputs[first:last].addmm_(old, turned)
-        g.tanh_() if kind == "rnn_tanh" else g.relu_()
-        h = put(h, size, g)
-    return outputs, before, h.clone(), None, (outputs,)
+    before = u.new_empty(u.shape[0], weight.shape[1])
+    turned = weight.t()
+
+    def step(rows: slice, states: list[Tensor]) -> Sequence[Tensor]:
+        (old,) = states
+        before[rows] = old
+        g = outputs[rows].addmm_(old, turned)
+        return [g.tanh_() if kind == "rnn_tanh" else g.relu_()]
+
+    (last,) = through(steps.visited(), [h0], step)
+    return outputs, before, last, None, (outputs,)
 
 
 def _plain_backward(
@@ -243,10 +238,11 @@ def _plain_backward(
 ) -> Any:
     (outputs,) = kept
     delta = torch.empty_like(outputs)
-    dout, dh = grads[0], grads[1].clone()
     local = 1 - outputs * outputs if kind == "rnn_tanh" else (outputs > 0).to(outputs.dtype)
-    for first, last in reversed(steps.visited()):
-        now = _active(dh, last - first) + dout[first:last]
-        torch.mul(now, local[first:last], out=delta[first:last])
-        dh = put(dh, last - first, delta[first:last] @ weight)
+
+    def step(rows: slice, states: list[Tensor]) -> Sequence[Tensor]:
+        torch.mul(states[0] + grads[0][rows], local[rows], out=delta[rows])
+        return [delta[rows] @ weight]
+
+    (dh,) = through(reversed(steps.visited()), grads[1:], step)
     return delta, delta, dh, None

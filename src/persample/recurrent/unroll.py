@@ -78,7 +78,7 @@ def unroll(recorder: Recorder, asked: Request) -> Any:
     if not isinstance(layout, Layout) or layout.coupled is not None:
         return None
     slots = _slots(asked, layout, recorder.n or 0)
-    if slots is None or not all(_fits(recorder, h, slots, asked) for h in asked.hidden):
+    if slots is None or not all(_fits(recorder, h, slots) for h in asked.hidden):
         return None
     with recorder.mode:
         return _run(recorder, asked, slots)
@@ -103,7 +103,7 @@ def _slots(asked: Request, layout: Layout, n: int) -> Layout | None:
     return explicit(first.view(-1, 1), n)
 
 
-def _fits(recorder: Recorder, state: Tensor, slots: Layout, asked: Request) -> bool:
+def _fits(recorder: Recorder, state: Tensor, slots: Layout) -> bool:
     """A hidden state (layers, slots, features) without samples, or with them in the same slots."""
     known = recorder.look(state)
     if known is None:

@@ -1,0 +1,50 @@
+"""Tables of what is measured beside the peers: the drop-in, suspects, the cost of inspecting."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .rows import table
+
+
+def drop_in(found: dict[str, Any]) -> str:
+    """PyTorch's expanded weights and ours, step by step."""
+    head = ["model", "plain, ms", "original, ms", "here, ms", "times faster"]
+    body = []
+    for name, model in found.get("models", {}).items():
+        ms, peak = model["ms"], model["peak_mib"]
+        times = [f"{ms[key]:.1f}" for key in ("plain", "original", "ours")]
+        sizes = [f"{peak[key]:.1f}" for key in ("original", "ours")]
+        body.append([name, *times, f"{model['speedup']:.2f}", *sizes])
+    return table([*head, "original, peak MiB", "here, peak MiB"], body) if body else ""
+
+
+def suspects(found: dict[str, Any]) -> str:
+    """How well changed labels are found, by data set and checkpoint."""
+    head = ["data set", "checkpoint", "loss", "norm", "suspicion", "suspicion − loss"]
+    head += ["suspicion − norm", "found among as many: loss", "suspicion"]
+    body = []
+    for name, checkpoints in found.get("summary", {}).items():
+        for checkpoint, result in checkpoints.items():
+            scores = [f"{result['auroc'][key]:.4f}" for key in ("loss", "norm", "suspicion")]
+            gaps = [_interval(result[f"suspicion - {key}"]) for key in ("loss", "norm")]
+            parts = [f"{result['precision'][key]:.0%}" for key in ("loss", "suspicion")]
+            said = f"{result['vote is the true label']:.0%}"
+            body.append([name, checkpoint, *scores, *gaps, *parts, said])
+    return table([*head, "neighbours say the true label"], body) if body else ""
+
+
+def _interval(gap: dict[str, float]) -> str:
+    mean, low, high = (f"{gap[key]:+.4f}".replace("-", "−") for key in ("mean", "low", "high"))
+    return f"{mean} [{low}, {high}]"
+
+
+def inspecting(found: dict[str, Any]) -> str:
+    """One inspection against one plain epoch."""
+    body = []
+    for name, case in found.get("cases", {}).items():
+        low, high = case["spread"]
+        parts = [f"{share:.2f}" for share in case["parts of an epoch"].values()]
+        body.append([name, f"{case['ratio']:.2f} ({low:.2f} to {high:.2f})", *parts])
+    head = ["", "of an epoch", "recording", "norms", "projections", "the rest"]
+    return table(head, body) if body else ""
