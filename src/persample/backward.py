@@ -16,7 +16,7 @@ from .errors import LOOP, MissedUseError, PersampleError, UsageError
 from .forms import Form, within
 from .lean import Visitor
 from .loop import disagreement, one_by_one, reference_of
-from .nodes import leaves_of
+from .nodes import expect_unconverted, leaves_of
 from .proof import expect_history, expect_one_each, expect_possible, prove
 from .requests import number, shown
 
@@ -55,17 +55,6 @@ def tape_backward(
     checked_backward(recorder, losses, seed, factor, retain_graph)
 
 
-def expect_no_hooks(recorder: Recorder) -> None:
-    """Refuse hooks on recorded parameters, which would never be called."""
-    for name, parameter in recorder.parameters.selected.items():
-        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
-            raise UsageError(
-                f"the parameter {name!r} has a gradient hook",
-                why="per-sample gradients do not pass through it",
-                fix="remove the hook and apply it to the answer",
-            )
-
-
 def _expect_one_tensor(recorder: Recorder, losses: Tensor) -> None:
     """The native graph tells which of the tensors in a parameter's slot the losses depend on."""
     for leaf in leaves_of(losses.grad_fn) if losses.grad_fn is not None else ():
@@ -80,8 +69,10 @@ def checked_backward(
     """Back-propagate proven losses, and prove afterwards that nothing was missed."""
     ledger = recorder.tape._ledger
     with torch._C.DisableTorchFunction():
-        expect_no_hooks(recorder)
+        recorder.parameters.expect_no_hooks()
         expect_history(recorder, losses)
+        if recorder.native and losses.grad_fn is not None:
+            expect_unconverted(losses.grad_fn)
         if recorder.native and recorder.parameters.exchanged:
             _expect_one_tensor(recorder, losses)
         recorder.inputs.guess.expect_agreement(losses, recorder.n)

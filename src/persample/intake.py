@@ -226,24 +226,33 @@ class Intake:
 
     def remember_values(self) -> None:
         """A backward pass is over: what answers are computed from must not change any more."""
-        spread = self.recorder.spread
-        if self.values is None and (spread is None or not spread.sharded):
-            by_hand = self.recorder.custom.by_hand
-            again = self.lean is not None and self.lean.root is not None
-            late = [
-                e for e in self.entries if e.operand.edge or e.firing or e.form.__class__ in _LATE
-            ]
-            if again or any(entry.relies(by_hand) for entry in late):
-                slots = self.recorder.parameters.slots.values()
-                self.values = Values([*(s.tensor for s in slots), *self.recorder.inputs.kept])
+        recorder, spread = self.recorder, self.recorder.spread
+        if self.values is not None or (spread is not None and spread.sharded):
+            return
+        by_hand, constants = recorder.custom.by_hand, recorder.constants
+        again = self.lean is not None and self.lean.root is not None
+        late = [e for e in self.entries if e.operand.edge or e.firing or e.form.__class__ in _LATE]
+        watched: list[Tensor] = []
+        if again or any(entry.relies(by_hand) for entry in late):
+            slots = recorder.parameters.slots.values()
+            watched = [*(s.tensor for s in slots), *recorder.inputs.kept]
+            watched += constants.alive(derived=not again)
+        if constants and not again:
+            watched += constants.within(t for entry in self.entries for t in entry.watched)
+        if watched:
+            self.values = Values(watched)
 
     def expect_values(self) -> None:
         """Refuse an answer that would be computed from parameters that were stepped.
 
         A lean recording also runs over its inputs again.
         """
-        if self.values is not None and self.values.changed():
-            raise stepped("a parameter" if self.lean is None else "a parameter or an input")
+        if self.values is None:
+            return
+        self.recorder.parameters.expect_no_hooks()  # they would see what passes on the way back
+        if self.values.changed():
+            inputs = "" if self.lean is None else ", an input"
+            raise stepped(f"a parameter{inputs} or a constant")
 
     def expect_what_was_saved(self) -> None:
         """Compare what came back in backward with what was saved: one look for all uses."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from .conditions import tolerance
 from .enter import entered
 from .errors import UsageError, VerificationError
+from .forms.walk import ends
 from .layout import Layout, ids_of
 from .nodes import nodes_of, own_functions
 from .proof import rows_of_a_sample
@@ -29,6 +30,7 @@ def _gradient(
     that counts, and ``.grad`` is put back.
     """
     wanted = list(recorder.parameters.selected.values())
+    asked = ends([] if losses.grad_fn is None else [losses.grad_fn], wanted)
     before = [p.grad for p in wanted]
     for p in wanted:
         p.grad = None
@@ -36,7 +38,7 @@ def _gradient(
     ledger.muted = True
     try:
         with recorder.watching(), torch.autograd.set_multithreading_enabled(False):
-            found = list(_grad(losses, wanted, seed, retain_graph=retain, allow_unused=True))
+            found = list(_grad(losses, asked, seed, retain_graph=retain, allow_unused=True))
     except TypeError as error:  # torch.cond traces its branches in backward
         raise UsageError(
             "an operator's backward cannot run while it is recorded",

@@ -140,6 +140,16 @@ class Parameters:
         self.selected[slot.name] = slot.tensor
         return None
 
+    def expect_no_hooks(self) -> None:
+        """Refuse hooks on recorded parameters: for most gradients they would not be called."""
+        for name, parameter in self.selected.items():
+            if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+                raise UsageError(
+                    f"the parameter {name!r} has a gradient hook",
+                    why="per-sample gradients do not pass through it",
+                    fix="remove the hook and apply it to the answer",
+                )
+
     def leaves(self) -> list[Tensor]:
         """Every leaf that an ordinary backward could write a ``.grad`` to."""
         found = {id(slot.tensor): slot.tensor for slot in self.slots.values()}

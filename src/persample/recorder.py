@@ -26,6 +26,7 @@ from .parameters import Parameters, Params, modules_of
 from .propagate import find
 from .subclasses import behind, overridden, override
 from .tape import Tape
+from .values import Constants
 
 _OPEN: list[set[int]] = []  # ids of the modules of every open recording
 with torch.inference_mode(False):
@@ -82,6 +83,7 @@ class Recorder:
         self.inputs = Inputs(self, dim=dim, constants=constants, sample_ids=sample_ids)
         self.rules = {find(f).name: rule for f, rule in (rules or {}).items()}
         self.special = self.native or bool(self.rules)  # uses are not what they usually are
+        self.constants = Constants()
         self.custom = CustomFunctions(self)
         self.calls = Calls(self)
         self.mode = _Mode(self.calls)
@@ -180,6 +182,7 @@ class Recorder:
         self.marks.table.clear()
         self.custom.clear()
         self.inputs.kept.clear()
+        self.constants.clear()
 
     if not TYPE_CHECKING:
 

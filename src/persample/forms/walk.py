@@ -8,8 +8,29 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from ..nodes import nodes_of
 
 Found = list[Tensor | None]
+
+
+def ends(nodes: Sequence[Any], parameters: Sequence[Tensor]) -> list[Tensor | GradientEdge]:
+    """What to ask a graph for: a parameter that was frozen since is found where the graph ends."""
+    if all(parameter.requires_grad for parameter in parameters):
+        return list(parameters)
+    last = {
+        id(at.variable): at
+        for node in nodes
+        for at in nodes_of(node)
+        if hasattr(at, "variable") and not at.variable.requires_grad
+    }
+    # torch asks for something that requires a gradient, also where no path leads to it
+    nowhere = torch.zeros((), requires_grad=True)
+    return [
+        GradientEdge(last[id(p)], 0) if id(p) in last else p if p.requires_grad else nowhere
+        for p in parameters
+    ]
 
 
 def walk(
@@ -19,7 +40,7 @@ def walk(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = torch.autograd.grad(
-            edges, parameters, seeds,
+            edges, ends([edge.node for edge in edges], parameters), seeds,
             retain_graph=True, allow_unused=True, is_grads_batched=batched,
         )  # fmt: skip
     return [None if grad is None else grad.to_dense() for grad in found]
