@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, _engine_run_backward
+from torch.autograd.graph import GradientEdge, _engine_run_backward, get_gradient_edge
 
-from .conditions import recast, uncast
+from .conditions import RandomState, recast, uncast
 from .entries import exchanged
-from .errors import LOOP, MissedUseError, PersampleError, UsageError
+from .errors import LOOP, MissedUseError, PersampleError, StaleError, UsageError
 from .forms import Form, within
 from .lean import Visitor
 from .loop import disagreement, one_by_one, reference_of
@@ -124,8 +124,10 @@ def _followed(
         return unfollowed
     if ledger.lean is not None:
         ledger.lean.begin(patient=recorder.custom.reentrant)
+        ledger.lean.guarded = recorder.custom.exposed
     again = recorder.ahead is not None and recorder.ahead.again
     keep = ledger.retain = retain_graph or recorder.loop or again or recorder.custom.shared()
+    random = RandomState(losses.device) if ledger.lean is not None else None
     try:
         with receiving(recorder, factor):
             ends: Sequence[Tensor | GradientEdge] = ()
@@ -139,8 +141,12 @@ def _followed(
     if ledger.trouble is None and ledger.lean is not None:
         with torch._C.DisableTorchFunction(), torch.no_grad(), uncast(), within(recorder.budget):
             ledger.lean.finish()
-        root = (losses, seed, factor) if keep else None
-        ledger.lean.finished(root, retain=retain_graph)
+        with torch._C.DisableTorchFunction():
+            # an edge of the graph: the caller may write to the losses, or detach them
+            root = (get_gradient_edge(losses), losses.device, seed, factor) if keep else None
+        if random is not None and not ledger.lean.guarded:
+            ledger.lean.restless = random.changed()
+        ledger.lean.finished(root, recorder.marks.hooks(), retain=retain_graph)
     return ledger.trouble
 
 
@@ -180,18 +186,25 @@ def revisit(
             fix="ask for sums last, or tape.backward(losses, retain_graph=True)",
         )
     ledger.expect_values()
+    hooks = recorder.marks.hooks()
+    if any(count > lean.hooks.get(key, 0) for key, count in hooks.items()):
+        raise StaleError(
+            "a hook was registered after the backward pass",
+            why="a lean recording back-propagates again, and the hook would change what comes back",
+            fix="register hooks before tape.backward(losses), or after the tape was asked",
+        )
 
     def chosen(name: str, form: Form) -> None:
         if name in names:
             visit(name, form)
 
-    losses, seed, factor = lean.root
+    edge, _, seed, factor = lean.root
     ledger.retain = lean.retain or not last
     lean.begin(chosen, linear=linear, patient=recorder.custom.reentrant)
     try:
         # questions run with the recorder switched off; recomputation must see it
         with torch._C._EnableTorchFunction(), recast(lean.autocast), receiving(recorder, factor):
-            engine([losses], [seed], ledger.retain)
+            engine([edge], [seed], ledger.retain)
         if ledger.trouble is not None:
             raise ledger.trouble
         lean.finish()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from .entries import (
     attached,
     changed,
     exchanged,
+    expect_steady,
     forget_lookups,
     gone,
     nobodys,
@@ -28,7 +29,7 @@ from .entries import (
 from .errors import PersampleError, Reason, UsageError, describe, unheard
 from .explain import Measure, measured
 from .forming import forms_of
-from .forms import Apart, Form, Replay, within
+from .forms import Apart, Form, Joint, Replay, within
 from .lean import Lean, Visitor
 from .nodes import leaves_of
 from .rules import OfTable
@@ -63,6 +64,7 @@ class Intake:
         self.told: list[tuple[Use, Operand, str, Measure]] = []
         self._watched: dict[str, Operand] = {}
         self._cache: dict[str, Form] = {}
+        self._steady: set[Any] = set()  # where code of the user's own did the same twice
         self.returned: list[tuple[Use, Tensor]] = []
         self.values: Values | None = None
 
@@ -70,6 +72,7 @@ class Intake:
         """Let go of all factors."""
         self.entries.clear()
         self._cache.clear()
+        self._steady.clear()
         self.looped = self.values = None
         if self.lean is not None:
             self.lean.clear()
@@ -144,6 +147,8 @@ class Intake:
                 self.returned.append((use, same))
         recorder = self.recorder
         scaled = tuple([None if g is None else self._unscaled(g) for g in grads])
+        if self.lean is not None and self.lean.guarded:
+            self.lean.leave(scaled)
         if self.lean is None and self.sink is None:  # those two ask at once
             storages = recorder.inputs.storages
             saved = tuple([own(t, storages) for t in saved])
@@ -300,7 +305,12 @@ class Intake:
 
     def attached(self, entry: Entry, names: Container[str]) -> list[tuple[str, Form]]:
         """The entry's form as a form of the parameters behind its operand."""
-        return attached(entry, names, self._selected, self.recorder.custom.by_hand)
+        found = attached(entry, names, self._selected, self.recorder.custom.by_hand)
+        if found and found[0][1].__class__ is Joint and entry.operand.edge.node not in self._steady:
+            for name, form in found:
+                expect_steady(name, form)
+            self._steady.add(entry.operand.edge.node)
+        return found
 
     def sources(self, operand: Operand) -> list[str]:
         """The parameters that a derived tensor was computed from."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .conditions import tolerance
 from .enter import entered
+from .entries import unsteady
 from .errors import UsageError, VerificationError
 from .forms.walk import ends
 from .layout import Layout, ids_of
@@ -130,12 +131,7 @@ def _expect_the_same(
         now = torch.zeros_like(row) if g is None else g
         top = torch.maximum(row.abs(), now.abs()).nan_to_num(0.0, 0.0, 0.0).sum()
         if bool(((row - now).abs() > tolerance(dtype) * top).any()):
-            raise VerificationError(
-                f"the first sample's gradient of {name!r} is another one the second time",
-                why="a custom function or a hook keeps a state between backward passes, or draws "
-                "random numbers in them",
-                fix="keep what backward needs in ctx as forward left it",
-            )
+            raise unsteady(name)
 
 
 def reference_of(recorder: Recorder, losses: Tensor) -> tuple[Tensor, list[Tensor | None]]:

@@ -15,7 +15,7 @@ from ..nodes import nodes_of
 Found = list[Tensor | None]
 
 
-def ends(nodes: Sequence[Any], parameters: Sequence[Tensor]) -> list[Tensor | GradientEdge]:
+def ends(nodes: Sequence[Any], parameters: Sequence[Tensor]) -> list[Any]:
     """What to ask a graph for: a parameter that was frozen since is found where the graph ends."""
     if all(parameter.requires_grad for parameter in parameters):
         return list(parameters)
