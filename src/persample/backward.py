@@ -70,6 +70,7 @@ def checked_backward(
     ledger = recorder.tape._ledger
     with torch._C.DisableTorchFunction():
         recorder.parameters.expect_no_hooks()
+        recorder.parameters.expect_no_new()
         expect_history(recorder, losses)
         if recorder.native and losses.grad_fn is not None:
             expect_unconverted(losses.grad_fn)

@@ -237,11 +237,16 @@ class Recorder:
 
     def _unknown(self, tensor: Tensor) -> State | Derived | None:
         """A tensor with a gradient that no recorded operator made."""
+        if tensor.is_leaf and not torch.is_grad_enabled():
+            return (
+                None  # a parameter that is being initialised, perhaps: look again when it is used
+            )
         slot = self.parameters.find(tensor)
         if slot is not None:
             return SELECTED if slot.name is not None else EXCLUDED
         if tensor.is_leaf:
             self.custom.expose(tensor)
+            self.parameters.note_foreign(tensor)
             self.marks.put(tensor, CONSTANT)
             return CONSTANT
         known = self.custom.unpacked(tensor) or self.custom.passed_through(tensor)
