@@ -17,10 +17,10 @@ def fingerprint(tensors: Sequence[Tensor]) -> Tensor | None:
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
         return None
     with torch.no_grad():
-        return _sums(tensors)
+        return sums(tensors)
 
 
-def _sums(tensors: Sequence[Tensor]) -> Tensor:
+def sums(tensors: Sequence[Tensor]) -> Tensor:
     """One number per tensor; nothing waits for the device."""
     sums = [_sum(t) for t in tensors]
     return torch.stack([s.to(sums[0].device) for s in sums]) if sums else torch.zeros(0)
@@ -47,27 +47,10 @@ def comes_back(expected: Tensor | None, tensors: Sequence[Tensor]) -> Tensor | N
     """Whether what was saved is what was given back: a truth value on its device, or None."""
     if expected is None:
         return None
-    found = _sums(tensors).to(expected.device)
+    found = sums(tensors).to(expected.device)
     if found.shape != expected.shape:
         return torch.zeros((), dtype=torch.bool, device=expected.device)
     return torch.isclose(found, expected, rtol=1e-6, atol=0.0, equal_nan=True).all()
-
-
-def footprint(tensors: Sequence[Tensor]) -> Tensor:
-    """Two numbers for each tensor: a sum that tells rows apart, and how large it could be."""
-    sizes = [t.detach().abs().sum(dtype=torch.float64) for t in tensors]
-    return torch.stack([_sums(tensors), 3 * _sums(sizes)])
-
-
-def alike(one: Sequence[Tensor], other: Sequence[Tensor], dtype: torch.dtype) -> bool:
-    """Whether two backward passes left the same footprints, up to rounding."""
-    if [t.shape for t in one] != [t.shape for t in other]:
-        return False
-    if not one:
-        return True
-    (a, size), (b, _) = torch.cat(list(one), 1), torch.cat(list(other), 1)
-    near = (a - b).abs() <= tolerance(dtype) * size
-    return bool((near | (a.isnan() & b.isnan()) | (a == b)).all())
 
 
 def equal(one: Tensor, other: Tensor) -> bool:

@@ -9,14 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .conditions import tolerance
 from .distributed import freed
 from .errors import (
     MissedUseError,
     Place,
     StaleError,
     UsageError,
-    VerificationError,
     describe,
 )
 from .forms import Apart, Dense, Form, Joint, Part, Replay
@@ -129,15 +127,6 @@ def attached(
     ]
 
 
-def expect_steady(name: str, form: Form) -> None:
-    """Refuse code on the way to a parameter that does something else the second time."""
-    if form.n:
-        once, again = form.dense(0, 1), form.dense(0, 1)
-        room = tolerance(form.dtype) * (once.abs() + again.abs()).nan_to_num(0.0, 0.0, 0.0).sum()
-        if bool(((once - again).abs() > room).any()):
-            raise unsteady(name)
-
-
 def forget_lookups(use: Use, by_hand: Collection[Any]) -> None:
     """Rows of a table that code of the user's own sees are not just rows of the table."""
     for operand in use.operands:
@@ -239,16 +228,6 @@ def expect_fitting(use: Use, forms: Any, n: int) -> None:
             f"{[tuple(operand.value.shape) for operand in use.operands]}",
             fix="raise persample.rules.Unsuited where the generic rule shall serve the call",
         )
-
-
-def unsteady(name: str) -> VerificationError:
-    """A gradient is another one the second time."""
-    return VerificationError(
-        f"the first sample's gradient of {name!r} is another one the second time",
-        why="a custom function or a hook keeps a state between backward passes, or draws random "
-        "numbers in them",
-        fix="keep what backward needs in ctx as forward left it",
-    )
 
 
 def changed(use: Use) -> MissedUseError:

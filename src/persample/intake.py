@@ -15,7 +15,6 @@ from .entries import (
     attached,
     changed,
     exchanged,
-    expect_steady,
     forget_lookups,
     gone,
     nobodys,
@@ -33,6 +32,7 @@ from .forms import Apart, Form, Joint, Replay, within
 from .lean import Lean, Visitor
 from .nodes import leaves_of
 from .rules import OfTable
+from .steady import expect_steady
 from .use import Firing, Operand, Use
 from .values import Values
 
@@ -67,6 +67,7 @@ class Intake:
         self._steady: set[Any] = set()  # where code of the user's own did the same twice
         self.returned: list[tuple[Use, Tensor]] = []
         self.values: Values | None = None
+        self.behind = False  # whether gradients go back to parameters behind derived tensors
 
     def clear(self) -> None:
         """Let go of all factors."""
@@ -171,6 +172,7 @@ class Intake:
         for operand, form in zip(use.operands, forms, strict=True):
             if form is None or (operand.name is None and operand.edge is None):
                 continue
+            self.behind = self.behind or operand.edge is not None
             if isinstance(form, OfTable):
                 operand, form = table_behind(operand, self._selected), form.rows
             if self.sink is not None and operand.name is not None and recorder.spread is None:
@@ -252,10 +254,9 @@ class Intake:
 
         A lean recording also runs over its inputs again.
         """
-        if self.values is None:
-            return
-        self.recorder.parameters.expect_no_hooks()  # they would see what passes on the way back
-        if self.values.changed():
+        if self.values is not None and self.behind:
+            self.recorder.parameters.expect_no_hooks()  # they would see what passes there
+        if self.values is not None and self.values.changed():
             inputs = "" if self.lean is None else ", an input"
             raise stepped(f"a parameter{inputs} or a constant")
 

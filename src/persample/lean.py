@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from .conditions import Autocast, alike, current_autocast, footprint
+from .conditions import Autocast, current_autocast
 from .errors import MissedUseError, VerificationError
 from .forms import Dense, Form, Joint, real, total, wide
 from .marks import version
 from .queries import projected, spread
+from .steady import alike, footprint
 from .values import Values
 
 Visitor = Callable[[str, Form], None]

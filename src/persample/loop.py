@@ -9,12 +9,12 @@ from torch import Tensor
 
 from .conditions import tolerance
 from .enter import entered
-from .entries import unsteady
 from .errors import UsageError, VerificationError
 from .forms.walk import ends
 from .layout import Layout, ids_of
 from .nodes import nodes_of, own_functions
 from .proof import rows_of_a_sample
+from .steady import unsteady
 
 if TYPE_CHECKING:
     from .recorder import Recorder
