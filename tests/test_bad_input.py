@@ -57,6 +57,7 @@ BAD: dict[str, tuple[Callable[[persample.Tape], Any], str]] = {
     "negative bound": (lambda t: t.clipped_sum(-1.0), "max_norm"),
     "NaN bound": (lambda t: t.clipped_sum(NAN), "max_norm"),
     "infinite bound": (lambda t: t.clipped_sum(INF), "max_norm"),
+    "rule without arguments": (lambda t: t.clipped_sum(1.0, rule=lambda: 1.0), "takes norms"),  # type: ignore[arg-type, return-value, misc]
     "rule with few coefficients": (
         lambda t: t.clipped_sum(1.0, rule=lambda norms: norms[:1]), "coefficients"),
     "rule with negative coefficients": (

@@ -154,8 +154,23 @@ def test_inputs_of_a_lean_recording_may_not_be_refilled() -> None:
     before = tape.norms()
     x.numpy()[:] = 1.0
     assert torch.equal(tape.norms(), before)
-    with pytest.raises(persample.StaleError, match="a parameter or an input was modified"):
+    with pytest.raises(
+        persample.StaleError, match="a parameter, an input or a constant was modified"
+    ):
         tape.clipped_sum(1.0)
+
+
+@pytest.mark.parametrize("option", [{}, {"lean": True}])
+def test_buffers_that_are_written_to_in_place(option: dict[str, Any]) -> None:
+    """Autograd itself notices: what it says comes with what to do."""
+    model = nn.Linear(4, 4).double()
+    model.mask = nn.Buffer(torch.ones(4, 4, dtype=torch.float64))
+    with persample.record(model, **option) as tape:
+        losses = (tape.mark(X) @ (model.weight * model.mask)).square().sum(1)
+        tape.backward(losses, retain_graph=True)
+    model.mask.add_(0.0)  # the same values: only the version counter tells
+    with pytest.raises(persample.StaleError, match="overwritten in place"):
+        tape.grads()
 
 
 def test_positions_after_such_a_step() -> None:

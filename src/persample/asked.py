@@ -12,7 +12,7 @@ from torch import Tensor
 
 from . import queries
 from .conditions import uncast
-from .errors import UsageError
+from .errors import StaleError, UsageError
 from .forms import Form, Together, within
 from .lean import Visitor
 from .ledger import Forms, Ledger
@@ -72,8 +72,17 @@ class Asked:
                 why="its answers carry no gradient, and are not batched",
                 fix="ask outside, and use the answer inside",
             )
-        with self._lock, torch._C.DisableTorchFunction(), uncast(), within(budget):
-            yield
+        try:
+            with self._lock, torch._C.DisableTorchFunction(), uncast(), within(budget):
+                yield
+        except RuntimeError as error:
+            if "modified by an inplace operation" not in str(error):
+                raise
+            raise StaleError(
+                "something that was recorded was overwritten in place",
+                why=f"autograd says: {str(error).partition(' Hint')[0]}",
+                fix="ask the tape before parameters, buffers, labels or masks are written to",
+            ) from error
 
     def _device(self) -> torch.device:
         return next(iter(self._open().parameters.selected.values())).device

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, _engine_run_backward
+from torch.autograd.graph import GradientEdge, _engine_run_backward, get_gradient_edge
 
-from .conditions import recast, uncast
+from .conditions import RandomState, recast, uncast
 from .entries import exchanged
-from .errors import LOOP, MissedUseError, PersampleError, UsageError
+from .errors import LOOP, MissedUseError, PersampleError, StaleError, UsageError
 from .forms import Form, within
 from .lean import Visitor
 from .loop import disagreement, one_by_one, reference_of
-from .nodes import leaves_of
+from .nodes import expect_unconverted, leaves_of
 from .proof import expect_history, expect_one_each, expect_possible, prove
 from .requests import number, shown
 
@@ -59,17 +59,6 @@ def tape_backward(
     checked_backward(recorder, losses, seed, factor, retain_graph)
 
 
-def expect_no_hooks(recorder: Recorder) -> None:
-    """Refuse hooks on recorded parameters, which would never be called."""
-    for name, parameter in recorder.parameters.selected.items():
-        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
-            raise UsageError(
-                f"the parameter {name!r} has a gradient hook",
-                why="per-sample gradients do not pass through it",
-                fix="remove the hook and apply it to the answer",
-            )
-
-
 def _expect_one_tensor(recorder: Recorder, losses: Tensor) -> None:
     """The native graph tells which of the tensors in a parameter's slot the losses depend on."""
     for leaf in leaves_of(losses.grad_fn) if losses.grad_fn is not None else ():
@@ -84,8 +73,11 @@ def checked_backward(
     """Back-propagate proven losses, and prove afterwards that nothing was missed."""
     ledger = recorder.tape._ledger
     with torch._C.DisableTorchFunction():
-        expect_no_hooks(recorder)
+        recorder.parameters.expect_no_hooks()
+        recorder.parameters.expect_no_new()
         expect_history(recorder, losses)
+        if recorder.native and losses.grad_fn is not None:
+            expect_unconverted(losses.grad_fn)
         if recorder.native and recorder.parameters.exchanged:
             _expect_one_tensor(recorder, losses)
         recorder.inputs.guess.expect_agreement(losses, recorder.n)
@@ -138,8 +130,10 @@ def _followed(
         return unfollowed
     if ledger.lean is not None:
         ledger.lean.begin(patient=recorder.custom.reentrant)
+        ledger.lean.guarded = recorder.custom.exposed
     again = recorder.ahead is not None and recorder.ahead.again
     keep = ledger.retain = retain_graph or recorder.loop or again or recorder.custom.shared()
+    random = RandomState(losses.device) if ledger.lean is not None else None
     try:
         with receiving(recorder, factor):
             ends: Sequence[Tensor | GradientEdge] = ()
@@ -153,8 +147,12 @@ def _followed(
     if ledger.trouble is None and ledger.lean is not None:
         with torch._C.DisableTorchFunction(), torch.no_grad(), uncast(), within(recorder.budget):
             ledger.lean.finish()
-        root = (losses, seed, factor) if keep else None
-        ledger.lean.finished(root, retain=retain_graph)
+        with torch._C.DisableTorchFunction():
+            # an edge of the graph: the caller may write to the losses, or detach them
+            root = (get_gradient_edge(losses), losses.device, seed, factor) if keep else None
+        if random is not None and not ledger.lean.guarded:
+            ledger.lean.restless = random.changed()
+        ledger.lean.finished(root, recorder.marks.hooks(), retain=retain_graph)
     return ledger.trouble
 
 
@@ -194,18 +192,25 @@ def revisit(
             fix="ask for sums last, or tape.backward(losses, retain_graph=True)",
         )
     ledger.expect_values()
+    hooks = recorder.marks.hooks()
+    if any(count > lean.hooks.get(key, 0) for key, count in hooks.items()):
+        raise StaleError(
+            "a hook was registered after the backward pass",
+            why="a lean recording back-propagates again, and the hook would change what comes back",
+            fix="register hooks before tape.backward(losses), or after the tape was asked",
+        )
 
     def chosen(name: str, form: Form) -> None:
         if name in names:
             visit(name, form)
 
-    losses, seed, factor = lean.root
+    edge, _, seed, factor = lean.root
     ledger.retain = lean.retain or not last
     lean.begin(chosen, linear=linear, patient=recorder.custom.reentrant)
     try:
         # questions run with the recorder switched off; recomputation must see it
         with torch._C._EnableTorchFunction(), recast(lean.autocast), receiving(recorder, factor):
-            engine([losses], [seed], ledger.retain)
+            engine([edge], [seed], ledger.retain)
         if ledger.trouble is not None:
             raise ledger.trouble
         lean.finish()

@@ -44,9 +44,13 @@ def _fits(buffer: Any, shape: tuple[int, ...], parameter: Tensor) -> bool:
 
 
 def _repeats(tensor: Tensor) -> bool:
-    """Whether one element stands for several (an expanded tensor)."""
-    places = zip(tensor.shape, tensor.stride(), strict=True)
-    return any(not step and size > 1 for size, step in places)
+    """Whether one element may stand for several (an expanded tensor, overlapping windows)."""
+    reach = 1
+    for step, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and step < reach:
+            return True
+        reach = max(reach, step * (size - 1) + reach)
+    return False
 
 
 def _expect_apart(buffers: Mapping[str, Tensor]) -> None:

@@ -72,6 +72,9 @@ class Calls:
                 self._custom.leave()
             else:
                 self._custom.read(parties.coloured)
+        if parties.loose and wanted and (parties.owned or self.recorder.lean):
+            derived = bool(parties.owned) and not parties.data
+            self.recorder.constants.note(parties.loose, derived=derived)
         if parties.owned and not wanted and self.recorder.parameters.partial:
             expect_reached(self.recorder, parties.owned)
         if not parties.owned:

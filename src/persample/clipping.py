@@ -118,9 +118,16 @@ def _returned(rule: Any, norms: Tensor, max_norm: float) -> object:
             fix="rule=persample.flat, persample.per_layer(), persample.per_group([...])",
         )
     try:
-        inspect.signature(rule).bind(norms, max_norm)
-    except TypeError:
-        return rule(norms)
+        signature = inspect.signature(rule)
     except ValueError:  # built in, without a signature
-        pass
-    return rule(norms, max_norm)
+        return rule(norms, max_norm)
+    for given in ((norms, max_norm), (norms,)):
+        try:
+            signature.bind(*given)
+        except TypeError:
+            continue
+        return rule(*given)
+    raise UsageError(
+        f"a clipping rule takes norms, or norms and max_norm; {shown(rule)} takes {signature}",
+        fix="rule=lambda norms, max_norm: (max_norm / norms).clamp(max=1)",
+    )

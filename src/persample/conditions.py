@@ -17,27 +17,37 @@ def fingerprint(tensors: Sequence[Tensor]) -> Tensor | None:
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
         return None
     with torch.no_grad():
-        return _sums(tensors)
+        return sums(tensors)
 
 
-def _sums(tensors: Sequence[Tensor]) -> Tensor:
+def sums(tensors: Sequence[Tensor]) -> Tensor:
     """One number per tensor; nothing waits for the device."""
     sums = [_sum(t) for t in tensors]
     return torch.stack([s.to(sums[0].device) for s in sums]) if sums else torch.zeros(0)
 
 
 def _sum(tensor: Tensor) -> Tensor:
+    """A sum that changes when rows change places: every row has a weight of its own."""
     value = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor
     # where there is no double precision, single must do
     dtype = torch.float32 if tensor.device.type == "mps" else torch.float64
-    return value.detach().to_dense().sum(dtype=dtype)
+    value = value.detach().to_dense()
+    rows = value.sum(-1, dtype=dtype) if value.dim() > 1 else value.to(dtype)
+    found = _weighed(rows.flatten())
+    return found if value.dim() != 2 else found + _weighed(value.sum(0, dtype=dtype))
+
+
+def _weighed(rows: Tensor) -> Tensor:
+    """The golden ratio's multiples lie apart: no two weights agree."""
+    places = torch.arange(rows.numel(), dtype=rows.dtype, device=rows.device)
+    return (rows * (1 + (places * 0.6180339887) % 1)).sum()
 
 
 def comes_back(expected: Tensor | None, tensors: Sequence[Tensor]) -> Tensor | None:
     """Whether what was saved is what was given back: a truth value on its device, or None."""
     if expected is None:
         return None
-    found = _sums(tensors).to(expected.device)
+    found = sums(tensors).to(expected.device)
     if found.shape != expected.shape:
         return torch.zeros((), dtype=torch.bool, device=expected.device)
     return torch.isclose(found, expected, rtol=1e-6, atol=0.0, equal_nan=True).all()

@@ -84,7 +84,7 @@ class Declared:
             )
         view = [1] * tensor.dim()
         view[axis] = size
-        colours = ids.to(tensor.device, torch.long).view(view)
+        colours = ids.to(tensor.device, torch.long, copy=True).view(view)
         self.patterns.append(colours.flatten())
         colours = squeeze_colours(colours, self.recorder.n)
         self.recorder.marks.put(tensor, explicit(colours, self.recorder.n))

@@ -15,7 +15,7 @@ from .errors import MissedUseError, Place, StaleError, UsageError, describe
 from .forms import Apart, Dense, Form, Joint, Part, Picked, Pullback, Replay
 from .layout import Layout
 from .marks import version, versions
-from .nodes import leaves_of, lookups_of, nodes_of
+from .nodes import expect_unconverted, leaves_of, lookups_of, nodes_of
 from .rules import OfTable
 from .rules.embedding import of_table
 from .use import Firing, Operand, Use
@@ -95,6 +95,7 @@ def attached(
     if operand.name is not None:
         return [(operand.name, form)] if operand.name in names else []
     if by_hand and operand.edge is not None and _passes(operand.edge.node, by_hand):
+        expect_unconverted(operand.edge.node, describe(entry.use.place))
         if form.shape != operand.value.shape:
             raise expanded(entry.use)
         return [
@@ -111,6 +112,8 @@ def attached(
             return []
         shape = selected[view.name].shape
         return [(view.name, Part(form, shape, view.strides, view.offset))]
+    if operand.edge is not None:
+        expect_unconverted(operand.edge.node, describe(entry.use.place))
     return [
         (name, _pulled_back(form, operand, selected[name]))
         for name in sources(operand, selected)

@@ -79,7 +79,7 @@ def record(
             dim, "dim", least=0, fix="axes are counted from the first: inputs differ in rank"
         ),
         constants=_listed(constants),
-        sample_ids=sample_ids,
+        sample_ids=None if sample_ids is None else sample_ids.detach().clone(),
         params=params,
         rules=rules,
         unproven=unproven,

@@ -21,7 +21,7 @@ from .forms.pullback import Pullback
 from .kinds import Kind, Template, tapped
 from .layout import Layout, State, ids_of
 from .marks import version
-from .nodes import nodes_of
+from .nodes import expect_unconverted, nodes_of
 from .parameters import Slot
 from .propagate.facts import CUSTOM
 from .rules import Forms
@@ -164,5 +164,6 @@ def _rows_of(rows: Tensor | None, edge: GradientEdge | None, parameter: Tensor) 
     form = Dense(rows)
     if edge is None:
         return form
+    expect_unconverted(edge.node)
     # at once: the node's own run goes on through this graph, and frees it
     return Dense(Pullback(form, edge, parameter, rows.dtype).wide_dense())

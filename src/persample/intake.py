@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -28,10 +28,11 @@ from .entries import (
 from .errors import PersampleError, Reason, UsageError, describe, unheard
 from .explain import Measure, measured
 from .forming import forms_of
-from .forms import Apart, Form, Replay, within
+from .forms import Apart, Form, Joint, Replay, within
 from .lean import Lean, Visitor
 from .nodes import leaves_of
 from .rules import OfTable
+from .steady import expect_steady
 from .use import Firing, Operand, Use
 from .values import Values
 
@@ -63,13 +64,16 @@ class Intake:
         self.told: list[tuple[Use, Operand, str, Measure]] = []
         self._watched: dict[str, Operand] = {}
         self._cache: dict[str, Form] = {}
+        self._steady: set[Any] = set()  # where code of the user's own did the same twice
         self.returned: list[tuple[Use, Tensor]] = []
         self.values: Values | None = None
+        self.behind = False  # whether gradients go back to parameters behind derived tensors
 
     def clear(self) -> None:
         """Let go of all factors."""
         self.entries.clear()
         self._cache.clear()
+        self._steady.clear()
         self.looped = self.values = None
         if self.lean is not None:
             self.lean.clear()
@@ -144,6 +148,8 @@ class Intake:
                 self.returned.append((use, same))
         recorder = self.recorder
         scaled = tuple([None if g is None else self._unscaled(g) for g in grads])
+        if self.lean is not None and self.lean.guarded:
+            self.lean.leave(scaled)
         if self.lean is None and self.sink is None:  # those two ask at once
             storages = recorder.inputs.storages
             saved = tuple([own(t, storages) for t in saved])
@@ -166,6 +172,7 @@ class Intake:
         for operand, form in zip(use.operands, forms, strict=True):
             if form is None or (operand.name is None and operand.edge is None):
                 continue
+            self.behind = self.behind or operand.edge is not None
             if isinstance(form, OfTable):
                 operand, form = table_behind(operand, self._selected), form.rows
             if self.sink is not None and operand.name is not None and recorder.spread is None:
@@ -225,24 +232,32 @@ class Intake:
 
     def remember_values(self) -> None:
         """A backward pass is over: what answers are computed from must not change any more."""
-        spread = self.recorder.spread
-        if self.values is None and (spread is None or not spread.sharded):
-            by_hand = self.recorder.custom.by_hand
-            again = self.lean is not None and self.lean.root is not None
-            late = [
-                e for e in self.entries if e.operand.edge or e.firing or e.form.__class__ in _LATE
-            ]
-            if again or any(entry.relies(by_hand) for entry in late):
-                slots = self.recorder.parameters.slots.values()
-                self.values = Values([*(s.tensor for s in slots), *self.recorder.inputs.kept])
+        recorder, spread = self.recorder, self.recorder.spread
+        if self.values is not None or (spread is not None and spread.sharded):
+            return
+        by_hand, constants = recorder.custom.by_hand, recorder.constants
+        again = self.lean is not None and self.lean.root is not None
+        late = [e for e in self.entries if e.operand.edge or e.firing or e.form.__class__ in _LATE]
+        watched: list[Tensor] = []
+        if again or any(entry.relies(by_hand) for entry in late):
+            slots = recorder.parameters.slots.values()
+            watched = [*(s.tensor for s in slots), *recorder.inputs.kept]
+            watched += constants.alive(derived=not again)
+        if constants and not again:
+            watched += constants.within(t for entry in self.entries for t in entry.watched)
+        if watched:
+            self.values = Values(watched)
 
     def expect_values(self) -> None:
         """Refuse an answer that would be computed from parameters that were stepped.
 
         A lean recording also runs over its inputs again.
         """
+        if self.values is not None and self.behind:
+            self.recorder.parameters.expect_no_hooks()  # they would see what passes there
         if self.values is not None and self.values.changed():
-            raise stepped("a parameter" if self.lean is None else "a parameter or an input")
+            inputs = "" if self.lean is None else ", an input"
+            raise stepped(f"a parameter{inputs} or a constant")
 
     def expect_what_was_saved(self) -> None:
         """Compare what came back in backward with what was saved: one look for all uses."""
@@ -290,7 +305,12 @@ class Intake:
 
     def attached(self, entry: Entry, names: Container[str]) -> list[tuple[str, Form]]:
         """The entry's form as a form of the parameters behind its operand."""
-        return attached(entry, names, self._selected, self.recorder.custom.by_hand)
+        found = attached(entry, names, self._selected, self.recorder.custom.by_hand)
+        if found and found[0][1].__class__ is Joint and entry.operand.edge.node not in self._steady:
+            for name, form in found:
+                expect_steady(name, form)
+            self._steady.add(entry.operand.edge.node)
+        return found
 
     def sources(self, operand: Operand) -> list[str]:
         """The parameters that a derived tensor was computed from."""

@@ -13,10 +13,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 
 from .conditions import Autocast, current_autocast
-from .errors import MissedUseError
+from .errors import MissedUseError, VerificationError
 from .forms import (
     LEAN,
     WALK,
@@ -34,14 +36,17 @@ from .forms import (
 )
 from .marks import version
 from .queries import projected, spread
+from .steady import alike, footprint
 from .values import Values
 
 Visitor = Callable[[str, Form], None]
-_TOGETHER = (
-    Joint,
-    Picked,
-    Pullback,
-)  # forms whose sum must be that of the rows that norms were taken of
+# forms whose sum must be that of the rows that norms were taken of
+_TOGETHER = (Joint, Picked, Pullback)
+Root = tuple[GradientEdge, torch.device, Tensor, float]  # of losses; their seed and its scale
+
+
+def _coarseness(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +109,19 @@ class Lean:
     variances: dict[str, Tensor] = field(default_factory=dict)
     rows: dict[str, Tensor] = field(default_factory=dict)
     given: set[str] = field(default_factory=set)  # whose rows were handed out
-    root: tuple[Tensor, Tensor, float] | None = None
+    root: Root | None = None
+    hooks: dict[int, int] = field(default_factory=dict)  # on tensors, after the first pass
     autocast: Autocast = ()  # what the first pass ran under, and others must
     visitor: Visitor | None = None
     linear: bool = False
     patient: bool = False
     retain: bool = False
     done: bool = False
+    restless: bool = False  # whether random numbers were drawn in it
+    narrow: torch.dtype = torch.float64
+    guarded: bool = False  # whether code of the user's own runs in it
+    passed: list[Tensor] = field(default_factory=list)  # what output gradients were then
+    before: list[Tensor] = field(default_factory=list)  # the same of the first pass
 
     def expect(self, names: Iterable[str]) -> None:
         """A use of these parameters was recorded in forward."""
@@ -130,6 +141,7 @@ class Lean:
         self.waiting.clear()
         self.settled.clear()
         self.seen.clear()
+        self.passed = []
         self.visitor, self.linear, self.patient = visitor, linear, patient
 
     def take(self, parts: Sequence[tuple[str, Form]]) -> None:
@@ -212,11 +224,27 @@ class Lean:
     def finish(self) -> None:
         """The backward pass is over: parameters whose other uses got no gradient are complete."""
         self._settle(list(self.waiting))
+        if not self.done:
+            self.before = self.passed
+        elif self.restless or not alike(self.before, self.passed, self.narrow):
+            raise VerificationError(
+                "this backward pass was another one than the first",
+                why="a hook, a custom function or a recomputation draws random numbers in it, or "
+                "keeps a state: norms of one pass say nothing of another's gradients",
+                fix="record without lean, or name the question in persample.Ahead(...)",
+            )
 
-    def finished(self, root: tuple[Tensor, Tensor, float] | None, *, retain: bool) -> None:
+    def leave(self, grads: Iterable[Tensor | None]) -> None:
+        """Output gradients passed, and code of the user's own may have made them."""
+        found = [grad for grad in grads if grad is not None]
+        if found:
+            self.passed.append(footprint(found))
+            self.narrow = max(self.narrow, *(g.dtype for g in found), key=_coarseness)
+
+    def finished(self, root: Root | None, hooks: dict[int, int], *, retain: bool) -> None:
         """The first backward pass is over; ``root`` is where others start, if there may be any."""
-        self.root, self.retain, self.done = root, retain, True
-        self.autocast = () if root is None else current_autocast(root[0].device)
+        self.root, self.hooks, self.retain, self.done = root, hooks, retain, True
+        self.autocast = () if root is None else current_autocast(root[1])
 
     def clear(self) -> None:
         """Let go of everything."""

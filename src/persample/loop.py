@@ -10,9 +10,11 @@ from torch import Tensor
 from .conditions import largest, noise, tolerance
 from .enter import entered
 from .errors import UsageError, VerificationError
+from .forms.walk import ends
 from .layout import Layout, ids_of
 from .nodes import nodes_of, own_functions
 from .proof import rows_of_a_sample
+from .steady import unsteady
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -29,6 +31,7 @@ def _gradient(
     that counts, and ``.grad`` is put back.
     """
     wanted = list(recorder.parameters.selected.values())
+    asked = ends([] if losses.grad_fn is None else [losses.grad_fn], wanted)
     before = [p.grad for p in wanted]
     for p in wanted:
         p.grad = None
@@ -36,7 +39,7 @@ def _gradient(
     ledger.muted = True
     try:
         with recorder.watching(), torch.autograd.set_multithreading_enabled(False):
-            found = list(_grad(losses, wanted, seed, retain_graph=retain, allow_unused=True))
+            found = list(_grad(losses, asked, seed, retain_graph=retain, allow_unused=True))
     except TypeError as error:  # torch.cond traces its branches in backward
         raise UsageError(
             "an operator's backward cannot run while it is recorded",
@@ -128,12 +131,7 @@ def _expect_the_same(
         now = torch.zeros_like(row) if g is None else g
         top = torch.maximum(row.abs(), now.abs()).nan_to_num(0.0, 0.0, 0.0).sum()
         if bool(((row - now).abs() > tolerance(dtype) * top).any()):
-            raise VerificationError(
-                f"the first sample's gradient of {name!r} is another one the second time",
-                why="a custom function or a hook keeps a state between backward passes, or draws "
-                "random numbers in them",
-                fix="keep what backward needs in ctx as forward left it",
-            )
+            raise unsteady(name)
 
 
 def reference_of(recorder: Recorder, losses: Tensor) -> tuple[Tensor, list[Tensor | None]]:

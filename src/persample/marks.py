@@ -207,6 +207,16 @@ class Marks:
             known.epoch = known.family.epoch
             known.family.history = known.family.history or base.requires_grad
 
+    def hooks(self) -> dict[int, int]:
+        """How many hooks tensors have, by their ids."""
+        with torch._C.DisableTorchFunction():
+            alive = [
+                tensor
+                for tensor in (mark() for mark in [*self.table.values()])
+                if tensor is not None
+            ]
+            return {id(t): len(t._backward_hooks) for t in alive if t._backward_hooks}
+
     def twin(self, tensor: Tensor) -> State | Derived | None:
         """The state of a live tensor that is the same memory seen the same way."""
         if not has_memory(tensor):

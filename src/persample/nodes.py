@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
-from .errors import UsageError, from_torch
+from .errors import StaleError, UsageError, from_torch
 
 if TYPE_CHECKING:
     from .custom import CustomFunctions
@@ -90,6 +90,21 @@ def lookups_of(node: Any) -> dict[int, Any]:
         and found[0].name() == "EmbeddingBackward0"
         and not found[0]._saved_scale_grad_by_freq
     }
+
+
+def expect_unconverted(node: Any, where: str = "") -> None:
+    """Refuse to go back to parameters that are of another dtype now: the graph is of the old one.
+
+    Torch gives such a tensor another end of the graph, and finds no path to it any more.
+    """
+    for at in nodes_of(node):
+        if hasattr(at, "variable") and at._input_metadata[0].dtype != at.variable.dtype:
+            raise StaleError(
+                "a parameter was converted to another dtype after it was recorded",
+                where=where,
+                why=f"its graph is of {at._input_metadata[0].dtype}, it is {at.variable.dtype} now",
+                fix="convert the model before the block, or after the tape was asked",
+            )
 
 
 def is_edge(tensor: Tensor, node: Any, number: int) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from .errors import UsageError
@@ -105,6 +107,9 @@ class Parameters:
         self.slots: dict[int, Slot] = {
             id(p): Slot(n if n in chosen else None, p) for n, p in trainable.items()
         }
+        self._wanted = params is None or (params if callable(params) else False)
+        self._foreign: list[weakref.ref[Tensor]] = []  # leaves that were no parameters when used
+        self._new: list[str] = []  # parameters that came, or were unfrozen, after the beginning
         self.homes: list[Tensor] = []  # where gradients of sharded parameters end up
         self.exchanged = False  # whether another tensor was found in a slot
         self._standing: dict[str, int] = {}
@@ -120,11 +125,33 @@ class Parameters:
                     name = prefix + key
                     slot = Slot(name if name in self.selected else None, tensor)
                     self.slots[id(tensor)] = slot
+                    if slot.name is None and torch.is_grad_enabled():
+                        self._new.append(name)
                     if slot.name is not None:
                         self.selected[slot.name] = tensor
                         self.exchanged = True
                     return slot
         return None
+
+    def note_foreign(self, leaf: Tensor) -> None:
+        """A leaf was used that is no parameter: it may become one."""
+        self._foreign.append(weakref.ref(leaf))
+
+    def expect_no_new(self) -> None:
+        """Refuse parameters that take part and were not there, or frozen, when the block began."""
+        new = list(self._new)
+        if self._foreign:
+            here = {id(p): name for name, p in self.model.named_parameters()}
+            leaves = [leaf for leaf in (ref() for ref in self._foreign) if leaf is not None]
+            new += [here[id(leaf)] for leaf in leaves if id(leaf) in here]
+        wanted = self._wanted
+        found = [name for name in new if (wanted(name) if callable(wanted) else wanted)]
+        if found:
+            raise UsageError(
+                f"the parameter {found[0]!r} was added or unfrozen inside the block",
+                why="which parameters are recorded is read when the block begins",
+                fix="change the model before persample.record(model), or leave it out with params=",
+            )
 
     def stand(self, tensor: Tensor | int) -> str | None:
         """A gradient arrived at this tensor of a slot: it stands for its parameter from now on.
@@ -139,6 +166,16 @@ class Parameters:
             return slot.name
         self.selected[slot.name] = slot.tensor
         return None
+
+    def expect_no_hooks(self) -> None:
+        """Refuse hooks on recorded parameters: for most gradients they would not be called."""
+        for name, parameter in self.selected.items():
+            if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+                raise UsageError(
+                    f"the parameter {name!r} has a gradient hook",
+                    why="per-sample gradients do not pass through it",
+                    fix="remove the hook and apply it to the answer",
+                )
 
     def leaves(self) -> list[Tensor]:
         """Every leaf that an ordinary backward could write a ``.grad`` to."""

@@ -21,13 +21,14 @@ Coloured = list[tuple[Tensor, State]]
 
 
 class Parties:
-    """The tensors of one call: with samples, or of parameters; ``key`` names calls alike."""
+    """The tensors of one call: with samples, of parameters, or ``loose``; ``key``: calls alike."""
 
-    __slots__ = ("coloured", "data", "key", "owned")
+    __slots__ = ("coloured", "data", "key", "loose", "owned")
 
     def __init__(self) -> None:
         self.coloured: Coloured = []
         self.owned: list[Tensor] = []
+        self.loose: list[Tensor] = []
         self.data = False
         self.key: tuple[Any, ...] | None = None
 
@@ -100,6 +101,7 @@ class Sorting:
         else:
             state = self.recorder.look(value)
         if state is None:
+            parties.loose.append(value)
             if value.dim() == 0:
                 return value.is_floating_point()
             return value.layout is torch.strided  # else, where it has entries decides

@@ -27,6 +27,7 @@ from .propagate import find
 from .soiled import Soiled
 from .subclasses import behind, overridden, override
 from .tape import Tape
+from .values import Constants
 
 _OPEN: list[set[int]] = []  # ids of the modules of every open recording
 with torch.inference_mode(False):
@@ -83,6 +84,7 @@ class Recorder:
         self.inputs = Inputs(self, dim=dim, constants=constants, sample_ids=sample_ids)
         self.rules = {find(f).name: rule for f, rule in (rules or {}).items()}
         self.special = self.native or bool(self.rules)  # uses are not what they usually are
+        self.constants = Constants()
         self.custom = CustomFunctions(self)
         self.soiled = Soiled(self.marks, self.parameters)
         self.calls = Calls(self)
@@ -183,6 +185,7 @@ class Recorder:
         self.custom.clear()
         self.soiled.clear()
         self.inputs.kept.clear()
+        self.constants.clear()
 
     if not TYPE_CHECKING:
 
@@ -237,11 +240,16 @@ class Recorder:
 
     def _unknown(self, tensor: Tensor) -> State | Derived | None:
         """A tensor with a gradient that no recorded operator made."""
+        if tensor.is_leaf and not torch.is_grad_enabled():
+            return (
+                None  # a parameter that is being initialised, perhaps: look again when it is used
+            )
         slot = self.parameters.find(tensor)
         if slot is not None:
             return SELECTED if slot.name is not None else EXCLUDED
         if tensor.is_leaf:
             self.custom.expose(tensor)
+            self.parameters.note_foreign(tensor)
             self.marks.put(tensor, CONSTANT)
             return CONSTANT
         known = self.custom.unpacked(tensor) or self.custom.passed_through(tensor)

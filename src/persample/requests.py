@@ -76,7 +76,7 @@ def expect_coefficients(c: Any, n: int) -> None:
             f"coefficients must be real, in a tensor of shape ({n},), got {shown(c)}",
             fix="one number for each sample, in the order of the losses",
         )
-    if not bool(torch.isfinite(c).all()):
+    if not bool(torch.isfinite(c.double()).all()):
         raise UsageError("coefficients must be finite", fix="zero leaves a sample out")
 
 

@@ -6,6 +6,7 @@ NumPy. Some elements of every tensor are kept: a step changes them.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
 
 import torch
@@ -14,6 +15,44 @@ from torch import Tensor
 from .conditions import equal
 
 _LOOKS = 64  # elements of each tensor that are kept
+
+
+class Constants:
+    """Tensors without samples or parameters that met some: masks, indices, labels, code books.
+
+    Nobody announces when they are refilled. They are not held: who refills them does that.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[int, tuple[weakref.ref[Tensor], bool]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._seen)
+
+    def note(self, tensors: Iterable[Tensor], *, derived: bool) -> None:
+        """These met parameters; ``derived``: parameters alone, so that a graph may need them."""
+        for tensor in tensors:
+            before = self._seen.get(id(tensor))
+            also = before is not None and before[0]() is tensor and before[1]
+            self._seen[id(tensor)] = (weakref.ref(tensor), derived or also)
+
+    def alive(self, *, derived: bool = False) -> list[Tensor]:
+        """Those that somebody holds; all of them, or only those behind derived tensors."""
+        found = [(ref(), behind) for ref, behind in self._seen.values()]
+        return [t for t, behind in found if t is not None and (behind or not derived)]
+
+    def within(self, kept: Iterable[Tensor]) -> list[Tensor]:
+        """Those whose memory is kept to be computed from."""
+        memory = {_memory(tensor) for tensor in kept}
+        return [tensor for tensor in self.alive() if _memory(tensor) in memory]
+
+    def clear(self) -> None:
+        """Forget them."""
+        self._seen.clear()
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
 
 
 class Values:

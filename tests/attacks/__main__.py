@@ -42,7 +42,7 @@ CASES = (
     "hidden",
     "overwritten",
 )
-SCRIPTS = ("scripts", "orders", "pieces", "stale", "choices", "nets", "overwritten")
+SCRIPTS = ("scripts", "orders", "pieces", "stale", "choices", "nets", "overwritten", "afterwards")
 
 
 def part(name: str) -> Any:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from ..backward import engine, expect_no_hooks, receiving
+from ..backward import engine, receiving
 from ..entry import record
 from ..errors import LOOP, MixedSamplesError, StaleError, UsageError
 from ..layout import CONSTANT, Mixed
@@ -80,7 +80,7 @@ class Stretch:
     def _into_grad_sample(self, run: Callable[[], None]) -> None:
         recorder, ledger = self.tape._open(), self.tape._ledger
         selected = recorder.parameters.selected
-        expect_no_hooks(recorder)
+        recorder.parameters.expect_no_hooks()
         expect_possible(recorder)
         unfollowed = recorder.custom.unfollowed([edge.node for edge in self.outputs])
         if unfollowed is not None:

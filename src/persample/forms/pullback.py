@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .form import Form, lift, wide
 from .mapped import Mapped
-from .walk import walk
+from .walk import ends, walk
 
 
 class Pullback(Mapped):
@@ -85,8 +85,9 @@ class Pullback(Mapped):
         direction = direction.to(self.dtype)
         try:
             with torch.enable_grad():
+                wanted = ends([self.edge.node], [self.target])
                 back = torch.autograd.grad(
-                    self.edge, [self.target], seed, create_graph=True, allow_unused=True
+                    self.edge, wanted, seed, create_graph=True, allow_unused=True
                 )[0]
                 if back is None:
                     return torch.zeros_like(seed).detach()

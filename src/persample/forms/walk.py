@@ -8,8 +8,30 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from ..nodes import nodes_of
 
 Found = list[Tensor | None]
+
+
+def ends(nodes: Sequence[Any], wanted: Sequence[Any]) -> list[Any]:
+    """What to ask a graph for, where parameters or edges of it are wanted.
+
+    A parameter that was frozen since is found where the graph ends.
+    """
+    frozen = {id(w) for w in wanted if isinstance(w, Tensor) and not w.requires_grad}
+    if not frozen:
+        return list(wanted)
+    last = {
+        id(at.variable): GradientEdge(at, 0)
+        for node in nodes
+        for at in nodes_of(node)
+        if hasattr(at, "variable") and id(at.variable) in frozen
+    }
+    # torch asks for something that requires a gradient, also where no path leads to it
+    nowhere = torch.zeros((), requires_grad=True)
+    return [last.get(id(w), nowhere) if id(w) in frozen else w for w in wanted]
 
 
 def walk(
@@ -19,7 +41,7 @@ def walk(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = torch.autograd.grad(
-            edges, parameters, seeds,
+            edges, ends([edge.node for edge in edges], parameters), seeds,
             retain_graph=True, allow_unused=True, is_grads_batched=batched,
         )  # fmt: skip
     return [None if grad is None else grad.to_dense() for grad in found]
