@@ -19,10 +19,10 @@ from .entries import (
     gone,
     nobodys,
     own,
+    reached,
     sources,
     stepped,
     table_behind,
-    unowned,
     written_out,
 )
 from .errors import PersampleError, Reason, UsageError, describe, unheard
@@ -55,6 +55,7 @@ class Intake:
         self.trouble: PersampleError | None = None
         self.backwards = 0
         self.scalar = False
+        self.ordered = False  # the losses are in the samples' order
         self.coupled: Reason | None = None
         self.looped: dict[str, Tensor] | None = None
         self.reference: list[Tensor | None] = []  # autograd's gradients of weighted losses
@@ -150,9 +151,11 @@ class Intake:
         firing = Firing(saved, scaled)
         if not use.tapped.usual:
             for layout, grad in zip(use.out_layouts, scaled, strict=True):
-                if layout.ids is not None and grad is not None and unowned(layout, grad):
-                    self.trouble = self.trouble or nobodys(use)
-                    return
+                if layout.ids is not None and grad is not None:
+                    guessed = None if self.ordered else use.guessed
+                    if reached(layout.ids < 0, grad) or reached(guessed, grad):
+                        self.trouble = self.trouble or nobodys(use)
+                        return
         if recorder.parameters.exchanged and self._exchanged(use):
             return
         if recorder.custom.by_hand:

@@ -109,19 +109,36 @@ def explicit(ids: Tensor, n: int) -> Layout:
     return Layout(axes[0] if axes else 0, 1, ids)
 
 
-def _closed_form(ids: Tensor, n: int) -> int | None:
-    """The ``inner`` for which ids are (j // inner) % n, where -1 agrees with anything."""
+def _closed_form(ids: Tensor, n: int, *, bold: bool = False) -> int | None:
+    """The ``inner`` for which ids are (j // inner) % n, where -1 agrees with anything.
+
+    Where two samples have no rows, or half of the rows are nobody's, only the ``bold`` go on: the
+    order of rows that are not known need not be that of the others.
+    """
     size = ids.numel()
     if n == 0 or size == 0 or size % n:
         return None
     wild = ids < 0
-    if 2 * int(wild.sum()) > size:  # too little is known to guess the rest
-        return None
+    if not bold and bool(wild.any()):
+        if 2 * int(wild.sum()) > size or torch.unique(ids[~wild]).numel() < n - 1:
+            return None
     index = torch.arange(size, device=ids.device)
     repeats = size // n
     for inner in sorted((d for d in range(1, repeats + 1) if repeats % d == 0), reverse=True):
         if bool((((index // inner) % n == ids) | wild).all()):
             return inner
+    return None
+
+
+def by_position(ids: Tensor, n: int) -> Layout | None:
+    """Ids in closed form, if those that are known agree with one: a guess for the others."""
+    axes = [d for d, size in enumerate(ids.shape) if size != 1]
+    for axis in axes:
+        top = ids.amax([d for d in axes if d != axis], keepdim=True) if len(axes) > 1 else ids
+        if bool(((ids == top) | (ids < 0)).all()):
+            inner = _closed_form(top.flatten(), n, bold=True)
+            if inner is not None:
+                return closed(axis, inner)
     return None
 
 

@@ -41,8 +41,9 @@ CASES = (
     "tricks",
     "hidden",
     "overwritten",
+    "nobody",
 )
-SCRIPTS = ("scripts", "orders", "pieces", "stale", "choices", "nets", "overwritten")
+SCRIPTS = ("scripts", "orders", "pieces", "stale", "choices", "nets", "overwritten", "nobody")
 
 
 def part(name: str) -> Any:
