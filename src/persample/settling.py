@@ -16,11 +16,11 @@ def settled(
 ) -> tuple[Any, Tensor | None]:
     """Rows of nobody become some sample's where a parameter meets them; and which were guessed.
 
-    They are whose the user's own ids (``patterns``) say, or that sample's whose rows all others
-    are (padding, a token), or whose position it is. Constants may be coloured freely, but a sum of
-    losses, or losses in another order, would count a wrong guess for the wrong sample: gradients
-    of guessed rows are taken only if losses are in the samples' order, so that each row is the
-    gradient of the loss in its place. Where ``more_to_come`` may write to them, rows stay nobody's.
+    They are whose the user's own ids (``patterns``) say, or that sample's whose rows they were
+    joined to (padding, a token), or whose position it is. Constants may be coloured freely, but a
+    sum of losses, or losses in another order, would count a wrong guess for the wrong sample:
+    gradients of guessed rows are taken only if losses are in the samples' order, so that each row
+    is the gradient of the loss in its place. Where ``more_to_come``, rows stay nobody's.
     """
     if states.__class__ is not Layout or states.ids is None:
         return states, None
@@ -30,9 +30,10 @@ def settled(
         return states, None
     found = _declared(ids, patterns)
     if found is None and not more_to_come:
-        found = _the_only(ids[~nobody], ids.dim())
+        hinted = torch.where(ids < -1, -2 - ids, ids)
+        found = _the_only(hinted) if bool((hinted < 0).any()) else hinted
         if found is None:
-            guess = by_position(ids, n)
+            guess = by_position(hinted, n)
             found = None if guess is None else ids_of(guess, ids.shape, n, ids.device)
     if found is None:
         return states, None
@@ -50,9 +51,10 @@ def _declared(ids: Tensor, patterns: Sequence[Tensor]) -> Tensor | None:
     return None
 
 
-def _the_only(known: Tensor, rank: int) -> Tensor | None:
+def _the_only(ids: Tensor) -> Tensor | None:
     """All of it one sample's, if what is known is."""
-    return known[:1].reshape((1,) * rank) if bool((known == known[0]).all()) else None
+    known = ids[ids >= 0]
+    return known[:1].reshape((1,) * ids.dim()) if bool((known == known[0]).all()) else None
 
 
 def in_order(layout: Layout, shape: Shape, n: int, patterns: Sequence[Tensor]) -> bool:
