@@ -57,6 +57,8 @@ class Calls:
                 return func(args[0], hook)  # type: ignore[no-untyped-call]
             if operator.name == SET_DATA:
                 return self._exchange(func, *args)
+        if operator.name == "cond":
+            return self._branch(*args, **kwargs)
         if operator.enter and func not in self.entering and not operator.straight(args, kwargs):
             return self._enter(func, args, kwargs)
         parties = None
@@ -129,6 +131,11 @@ class Calls:
                 return entered(func)(*args, **kwargs)
         finally:
             self.entering.pop()
+
+    def _branch(self, chosen: Any, first: Any, second: Any, operands: Any) -> Any:
+        """``torch.cond``: run one of the branches, as Python does."""
+        with self.recorder.mode:
+            return (first if chosen else second)(*operands)
 
     def _engine(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """``loss.backward()`` and ``torch.autograd.grad`` inside the block."""

@@ -148,6 +148,9 @@ def not_per_sample(operator: Operator, coloured: Coloured) -> Mixed | None:
         if isinstance(state, Constant):
             continue
         if isinstance(state, Layout):
+            if tensor.layout is not torch.strided:
+                why, fix = "a parameter meets samples in a sparse tensor", "to_dense() first"
+                return Mixed(Reason(operator.name, why, (tuple(tensor.shape),), here(), fix))
             if state.coupled is None:
                 continue
             return Mixed(state.coupled)

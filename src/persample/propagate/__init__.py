@@ -7,6 +7,7 @@ contracted. Whatever is not in the table, or fails its rule, gives a tensor whos
 from . import (  # noqa: F401  (importing a family fills the table)
     contraction,
     distance,
+    grouping,
     indexing,
     joining,
     linear_algebra,
