@@ -17,13 +17,14 @@ from .marks import EXCLUDED, SELECTED, Derived, Mark, same, unseen, version
 from .meeting import meet, not_per_sample
 from .nodes import graph_node
 from .parties import Coloured, Parties, Sorting, Transformed
-from .propagate import SET_DATA, Operator, collect, propagate
+from .propagate import SET_DATA, ZEROS, Operator, apart_by_zeros, collect, propagate
 from .use import Lookup
 
 if TYPE_CHECKING:
     from .recorder import Recorder
 
 _NOTHING = object()
+_UNCLEAR = (Additive, Mixed)
 
 # What layout rules said of calls in which closed layouts and shapes decide.
 _KNOWN: dict[tuple[Any, ...], Any] = {}
@@ -185,6 +186,11 @@ class Calls:
         out = func(*args, **kwargs)
         result = args[0] if operator.inplace and args else out
         states = self.states(operator, func, seen, kwargs, result, parties)
+        if states.__class__ in _UNCLEAR and operator.name in ZEROS and not parties.owned:
+            n = self._marks.n or 0
+            read = apart_by_zeros(operator, seen, kwargs, result, parties.coloured, n)
+            self.recorder.by_zeros = self.recorder.by_zeros or read is not None
+            states = states if read is None else read
         plain = parties.key is not None and states.__class__ is Layout
         if plain and result.__class__ is Tensor and "out" not in kwargs:
             like = None

@@ -267,3 +267,13 @@ def nobodys(use: Use) -> MissedUseError:
         fix="tape.backward(losses) with one loss per sample, in their order; tape.mark(tensor, "
         "ids=...) says whose they are; or join constants along another axis",
     )
+
+
+def poisoned(use: Use) -> MissedUseError:
+    """A gradient is not finite where zeros keep samples apart."""
+    return MissedUseError(
+        f"the gradient that reached {use.operator} is not finite",
+        where=describe(use.place),
+        why="zeros of a matrix or a mask keep the samples apart, and zero times that is not zero",
+        fix="leave out the samples whose losses overflow",
+    )

@@ -19,6 +19,7 @@ from .entries import (
     gone,
     nobodys,
     own,
+    poisoned,
     reached,
     sources,
     stepped,
@@ -156,6 +157,9 @@ class Intake:
                     if reached(layout.ids < 0, grad) or reached(guessed, grad):
                         self.trouble = self.trouble or nobodys(use)
                         return
+        if recorder.by_zeros and not all(g is None or bool(g.isfinite().all()) for g in scaled):
+            self.trouble = self.trouble or poisoned(use)
+            return
         if recorder.parameters.exchanged and self._exchanged(use):
             return
         if recorder.custom.by_hand:

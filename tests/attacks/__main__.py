@@ -42,6 +42,7 @@ CASES = (
     "hidden",
     "overwritten",
     "nobody",
+    "zeros",
 )
 SCRIPTS = ("scripts", "orders", "pieces", "stale", "choices", "nets", "overwritten", "nobody")
 

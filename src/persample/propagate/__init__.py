@@ -21,5 +21,15 @@ from . import (  # noqa: F401  (importing a family fills the table)
 from .call import Call, collect
 from .states import propagate
 from .table import SET_DATA, Operator, find
+from .zeros import ZEROS, apart_by_zeros
 
-__all__ = ["SET_DATA", "Call", "Operator", "collect", "find", "propagate"]
+__all__ = [
+    "SET_DATA",
+    "ZEROS",
+    "Call",
+    "Operator",
+    "apart_by_zeros",
+    "collect",
+    "find",
+    "propagate",
+]
