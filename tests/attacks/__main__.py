@@ -43,6 +43,7 @@ CASES = (
     "overwritten",
     "nobody",
     "zeros",
+    "idioms",
 )
 SCRIPTS = ("scripts", "orders", "pieces", "stale", "choices", "nets", "overwritten", "nobody")
 
