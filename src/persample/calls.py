@@ -17,14 +17,13 @@ from .marks import EXCLUDED, SELECTED, Derived, Mark, same, unseen, version
 from .meeting import meet, not_per_sample
 from .nodes import graph_node
 from .parties import Coloured, Parties, Sorting, Transformed
-from .propagate import SET_DATA, ZEROS, Operator, apart_by_zeros, collect, propagate
+from .propagate import COND, SET_DATA, ZEROS, Operator, apart_by_zeros, collect, propagate
 from .use import Lookup
 
 if TYPE_CHECKING:
     from .recorder import Recorder
 
 _NOTHING = object()
-_UNCLEAR = (Additive, Mixed)
 
 # What layout rules said of calls in which closed layouts and shapes decide.
 _KNOWN: dict[tuple[Any, ...], Any] = {}
@@ -58,8 +57,8 @@ class Calls:
                 return func(args[0], hook)  # type: ignore[no-untyped-call]
             if operator.name == SET_DATA:
                 return self._exchange(func, *args)
-        if operator.name == "cond":
-            return self._branch(*args, **kwargs)
+            if operator.name == COND:
+                return self._branch(*args, **kwargs)
         if operator.enter and func not in self.entering and not operator.straight(args, kwargs):
             return self._enter(func, args, kwargs)
         parties = None
@@ -186,11 +185,6 @@ class Calls:
         out = func(*args, **kwargs)
         result = args[0] if operator.inplace and args else out
         states = self.states(operator, func, seen, kwargs, result, parties)
-        if states.__class__ in _UNCLEAR and operator.name in ZEROS and not parties.owned:
-            n = self._marks.n or 0
-            read = apart_by_zeros(operator, seen, kwargs, result, parties.coloured, n)
-            self.recorder.by_zeros = self.recorder.by_zeros or read is not None
-            states = states if read is None else read
         plain = parties.key is not None and states.__class__ is Layout
         if plain and result.__class__ is Tensor and "out" not in kwargs:
             like = None
@@ -198,9 +192,23 @@ class Calls:
                 like = self._memory(operator, result, parties.coloured[0][0])
             self._marks.put(result, states, like)
         else:
+            if operator.name in ZEROS and isinstance(states, (Additive, Mixed)):
+                states = self._by_zeros(operator, seen, kwargs, result, parties) or states
             written = operator.inplace or "out" in kwargs
             self._store(operator, result, states, parties.coloured, written=written)
         return out
+
+    def _by_zeros(
+        self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any,
+        parties: Parties,
+    ) -> Layout | None:  # fmt: skip
+        """A product in which samples meet by its shapes, but not by its values."""
+        if parties.owned:
+            return None
+        n = self._marks.n or 0
+        found = apart_by_zeros(operator, args, kwargs, out, parties.coloured, n)
+        self.recorder.by_zeros = self.recorder.by_zeros or found is not None
+        return found
 
     def _derive(
         self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any],

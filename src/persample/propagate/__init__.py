@@ -20,10 +20,11 @@ from . import (  # noqa: F401  (importing a family fills the table)
 )
 from .call import Call, collect
 from .states import propagate
-from .table import SET_DATA, Operator, find
+from .table import COND, SET_DATA, Operator, find
 from .zeros import ZEROS, apart_by_zeros
 
 __all__ = [
+    "COND",
     "SET_DATA",
     "ZEROS",
     "Call",
