@@ -91,6 +91,11 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], Tensor],
         lambda: nn.Sequential(torch.jit.trace(nn.Linear(5, 5), X.float()), nn.Linear(5, 5)),
         lambda m: m(X).sum(1), "could not see"),
     "gradient penalty": (linear, penalty, "gradient of a gradient"),
+    "an infinite gradient beside zeros that keep samples apart": (
+        lambda: Fn(lambda s, x: torch.eye(4).double() @ s.l(x), l=nn.Linear(5, 5)),
+        lambda m: m(X).sum(1) * torch.tensor([1.0, torch.inf, 1, 1]), "zero times"),
+    "a sparse tensor meets a parameter": (
+        linear, lambda m: m(X.to_sparse()).sum(1), "sparse"),
     "rows of one sample written to zeros": (
         lambda: Fn(lambda s, x: torch.zeros(8, 5).double().index_add(
             0, torch.tensor([4, 5]), s.l(x[2:3].expand(2, 5))).view(4, 2, 5) + s.b,

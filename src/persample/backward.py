@@ -14,11 +14,13 @@ from .conditions import RandomState, recast, uncast
 from .entries import exchanged
 from .errors import LOOP, MissedUseError, PersampleError, StaleError, UsageError
 from .forms import Form, within
+from .layout import Layout
 from .lean import Visitor
 from .loop import disagreement, one_by_one, reference_of
 from .nodes import expect_unconverted, leaves_of
 from .proof import expect_history, expect_one_each, expect_possible, prove
 from .requests import number, shown
+from .settling import in_order
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -96,6 +98,7 @@ def checked_backward(
     compared = recorder.native and not scalar and not ledger.scalar
     reference = reference_of(recorder, losses) if compared else None
     mark, count = len(ledger.entries), ledger.backwards
+    ledger.ordered = _in_order(recorder, losses)
     trouble = _followed(recorder, losses, seed, factor, retain_graph)
     # second derivatives pass no taps: that they are missing says nothing against the proof
     proven = trouble is None and (recorder.second_order or ledger.looped is not None)
@@ -117,6 +120,14 @@ def checked_backward(
     ledger.rollback(mark)
     ledger.backwards = count
     one_by_one(recorder, losses, retain_graph=retain_graph)
+
+
+def _in_order(recorder: Recorder, losses: Tensor) -> bool:
+    """Whether loss i is sample i's."""
+    with torch._C.DisableTorchFunction():
+        state = recorder.look(losses)
+        n, patterns = recorder.n or 0, recorder.inputs.patterns
+        return isinstance(state, Layout) and in_order(state, losses.shape, n, patterns)
 
 
 def _followed(

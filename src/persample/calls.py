@@ -17,7 +17,7 @@ from .marks import EXCLUDED, SELECTED, Derived, Mark, same, unseen, version
 from .meeting import meet, not_per_sample
 from .nodes import graph_node
 from .parties import Coloured, Parties, Sorting, Transformed
-from .propagate import SET_DATA, Operator, collect, propagate
+from .propagate import COND, SET_DATA, ZEROS, Operator, apart_by_zeros, collect, propagate
 from .use import Lookup
 
 if TYPE_CHECKING:
@@ -57,6 +57,8 @@ class Calls:
                 return func(args[0], hook)  # type: ignore[no-untyped-call]
             if operator.name == SET_DATA:
                 return self._exchange(func, *args)
+            if operator.name == COND:
+                return self._branch(*args, **kwargs)
         if operator.enter and func not in self.entering and not operator.straight(args, kwargs):
             return self._enter(func, args, kwargs)
         parties = None
@@ -136,6 +138,11 @@ class Calls:
         finally:
             self.entering.pop()
 
+    def _branch(self, chosen: Any, first: Any, second: Any, operands: Any) -> Any:
+        """``torch.cond``: run one of the branches, as Python does."""
+        with self.recorder.mode:
+            return (first if chosen else second)(*operands)
+
     def _engine(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """``loss.backward()`` and ``torch.autograd.grad`` inside the block."""
         if func is torch.autograd.grad:
@@ -191,9 +198,23 @@ class Calls:
                 like = self._memory(operator, result, parties.coloured[0][0])
             self._marks.put(result, states, like)
         else:
+            if operator.name in ZEROS and isinstance(states, (Additive, Mixed)):
+                states = self._by_zeros(operator, seen, kwargs, result, parties) or states
             written = operator.inplace or "out" in kwargs
             self._store(operator, result, states, parties.coloured, written=written)
         return out
+
+    def _by_zeros(
+        self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any,
+        parties: Parties,
+    ) -> Layout | None:  # fmt: skip
+        """A product in which samples meet by its shapes, but not by its values."""
+        if parties.owned:
+            return None
+        n = self._marks.n or 0
+        found = apart_by_zeros(operator, args, kwargs, out, parties.coloured, n)
+        self.recorder.by_zeros = self.recorder.by_zeros or found is not None
+        return found
 
     def _derive(
         self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any],

@@ -8,18 +8,16 @@ import torch
 from torch import Tensor
 
 from .errors import UsageError, describe, here
-from .layout import Constant, Layout, State, closed, explicit
+from .layout import Constant, closed, explicit
 from .propagate.reshaping import squeeze_colours
 from .requests import expect_ids, shown, whole
 
 if TYPE_CHECKING:
     from .recorder import Recorder
 
-Coloured = list[tuple[Tensor, State]]
-
 
 class Declared:
-    """The user's own marks, and what follows from them for rows of nobody."""
+    """The user's own marks."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
@@ -88,21 +86,3 @@ class Declared:
         self.patterns.append(colours.flatten())
         colours = squeeze_colours(colours, self.recorder.n)
         self.recorder.marks.put(tensor, explicit(colours, self.recorder.n))
-
-    def completed(self, layout: Layout) -> Layout:
-        """Constant rows among the samples' rows belong to whom the user's own ids say.
-
-        A constant may be coloured freely; without a colour, a parameter that meets it is nobody's
-        (a node of a graph that receives no message).
-        """
-        if layout.ids is None or len(layout.axes) != 1:
-            return layout
-        rows = layout.ids.flatten()
-        for pattern in self.patterns:
-            if pattern.shape == rows.shape and bool(((rows == pattern) | (rows < 0)).all()):
-                return Layout(layout.axes[0], 1, pattern.view_as(layout.ids), layout.coupled)
-        return layout
-
-    def all_completed(self, coloured: Coloured) -> Coloured:
-        """Completed layouts of all of them."""
-        return [(t, self.completed(s) if isinstance(s, Layout) else s) for t, s in coloured]

@@ -13,7 +13,6 @@ from torch.autograd.graph import GradientEdge
 from .distributed import freed
 from .errors import MissedUseError, Place, StaleError, UsageError, describe
 from .forms import Apart, Dense, Form, Joint, Part, Picked, Pullback, Replay
-from .layout import Layout
 from .marks import version, versions
 from .nodes import expect_unconverted, leaves_of, lookups_of, nodes_of
 from .rules import OfTable
@@ -202,12 +201,9 @@ def small(form: Form) -> Form:
     return Dense(form.wide_dense())
 
 
-def unowned(layout: Layout, grad: Tensor) -> bool:
-    """Whether rows of no sample received a gradient."""
-    if layout.ids is None:
-        return False
-    nobody = layout.ids < 0
-    return bool(nobody.any()) and bool((grad * nobody).ne(0).any())
+def reached(rows: Tensor | None, grad: Tensor) -> bool:
+    """Whether these rows (of no sample, or of one that was guessed) received a gradient."""
+    return rows is not None and bool(rows.any()) and bool((grad * rows).ne(0).any())
 
 
 def expect_unchanged(operand: Operand) -> None:
@@ -291,5 +287,16 @@ def nobodys(use: Use) -> MissedUseError:
         f"a parameter used by {use.operator} reached the loss through rows of no sample",
         where=describe(use.place),
         why="constant rows share an axis with the samples' rows, and nothing says whose they are",
-        fix="tape.mark(tensor, ids=...) says so; or join constants along another axis",
+        fix="tape.backward(losses) with one loss per sample, in their order; tape.mark(tensor, "
+        "ids=...) says whose they are; or join constants along another axis",
+    )
+
+
+def poisoned(use: Use) -> MissedUseError:
+    """A gradient is not finite where zeros keep samples apart."""
+    return MissedUseError(
+        f"the gradient that reached {use.operator} is not finite",
+        where=describe(use.place),
+        why="zeros of a matrix or a mask keep the samples apart, and zero times that is not zero",
+        fix="leave out the samples whose losses overflow",
     )

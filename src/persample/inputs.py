@@ -14,7 +14,7 @@ from .arguments import argument_names, lists_alike, one_each, opened, packed_ids
 from .declared import Declared
 from .errors import UsageError
 from .guess import Guess
-from .layout import Constant, closed, explicit
+from .layout import Constant, Layout, closed, explicit, ids_of
 from .marks import transformed
 
 if TYPE_CHECKING:
@@ -237,7 +237,10 @@ class Inputs(Declared):
             if self.sample_ids is not None:
                 self._mark_rows(path, value, n)
             else:
-                marks.put(value, closed(self.dim))
+                layout = closed(self.dim)
+                if value.layout is not torch.strided:  # needs a look wherever it goes
+                    layout = Layout(self.dim, 1, ids_of(layout, value.shape, n, value.device))
+                marks.put(value, layout)
                 self._guessed[id(value)] = value
         self.seen.append(Seen(path, tuple(value.shape), samples, declared))
 

@@ -19,10 +19,11 @@ from .entries import (
     gone,
     nobodys,
     own,
+    poisoned,
+    reached,
     sources,
     stepped,
     table_behind,
-    unowned,
     written_out,
 )
 from .errors import PersampleError, Reason, UsageError, describe, unheard
@@ -56,6 +57,7 @@ class Intake:
         self.trouble: PersampleError | None = None
         self.backwards = 0
         self.scalar = False
+        self.ordered = False  # the losses are in the samples' order
         self.coupled: Reason | None = None
         self.looped: dict[str, Tensor] | None = None
         self.reference: list[Tensor | None] = []  # autograd's gradients of weighted losses
@@ -156,9 +158,14 @@ class Intake:
         firing = Firing(saved, scaled)
         if not use.tapped.usual:
             for layout, grad in zip(use.out_layouts, scaled, strict=True):
-                if layout.ids is not None and grad is not None and unowned(layout, grad):
-                    self.trouble = self.trouble or nobodys(use)
-                    return
+                if layout.ids is not None and grad is not None:
+                    guessed = None if self.ordered else use.guessed
+                    if reached(layout.ids < 0, grad) or reached(guessed, grad):
+                        self.trouble = self.trouble or nobodys(use)
+                        return
+        if recorder.by_zeros and not all(g is None or bool(g.isfinite().all()) for g in scaled):
+            self.trouble = self.trouble or poisoned(use)
+            return
         if recorder.parameters.exchanged and self._exchanged(use):
             return
         if recorder.custom.by_hand:

@@ -3,7 +3,8 @@
 A layout colours every element with the sample it belongs to. Two representations:
 
 * closed: on one ``axis`` of size outer * n * inner, index ``j`` belongs to ``(j // inner) % n``;
-* explicit: ``ids``, an integer tensor broadcastable to the tensor, -1 where no sample is meant.
+* explicit: ``ids``, an integer tensor broadcastable to the tensor, negative where no sample is
+  meant: -1, or -2 - i for a constant beside elements of sample i.
 
 A constant has no layout, and may be coloured freely. What the colours assert: an element with
 colour i has been computed from elements of colour i and constants only. If the losses are coloured
@@ -109,19 +110,45 @@ def explicit(ids: Tensor, n: int) -> Layout:
     return Layout(axes[0] if axes else 0, 1, ids)
 
 
-def _closed_form(ids: Tensor, n: int) -> int | None:
-    """The ``inner`` for which ids are (j // inner) % n, where -1 agrees with anything."""
+def _closed_form(ids: Tensor, n: int, *, bold: bool = False) -> int | None:
+    """The ``inner`` for which ids are (j // inner) % n, where -1 agrees with anything.
+
+    Where two samples have no rows, or half of the rows are nobody's, only the ``bold`` go on: the
+    order of rows that are not known need not be that of the others. So where all rows are one's.
+    """
     size = ids.numel()
     if n == 0 or size == 0 or size % n:
         return None
     wild = ids < 0
-    if 2 * int(wild.sum()) > size:  # too little is known to guess the rest
-        return None
+    if not bold and bool(wild.any()):
+        if 2 * int(wild.sum()) > size or torch.unique(ids[~wild]).numel() < max(n - 1, 2):
+            return None
     index = torch.arange(size, device=ids.device)
     repeats = size // n
     for inner in sorted((d for d in range(1, repeats + 1) if repeats % d == 0), reverse=True):
         if bool((((index // inner) % n == ids) | wild).all()):
             return inner
+    return None
+
+
+def with_hints(ids: Tensor) -> Tensor:
+    """Nobody's elements beside those of one sample alone are its, if it comes to that."""
+    nobody = ids < 0
+    known = ids[~nobody]
+    if known.numel() in (0, ids.numel()) or bool((known != known[0]).any()):
+        return ids
+    return torch.where(nobody, -2 - known[0], ids)
+
+
+def by_position(ids: Tensor, n: int) -> Layout | None:
+    """Ids in closed form, if those that are known agree with one: a guess for the others."""
+    axes = [d for d, size in enumerate(ids.shape) if size != 1]
+    for axis in axes:
+        top = ids.amax([d for d in axes if d != axis], keepdim=True) if len(axes) > 1 else ids
+        if bool(((ids == top) | (ids < 0)).all()):
+            inner = _closed_form(top.flatten(), n, bold=True)
+            if inner is not None:
+                return closed(axis, inner)
     return None
 
 

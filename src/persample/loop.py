@@ -157,7 +157,8 @@ def _weights(recorder: Recorder, losses: Tensor, state: object, c: Tensor) -> Te
     if not isinstance(state, Layout):
         raise UsageError("verify=True needs one loss per sample", fix="tape.backward(losses)")
     ids = ids_of(state, losses.shape, recorder.n or 0, losses.device)
-    return c[ids].to(losses.dtype).expand(losses.shape)
+    weights = torch.where(ids >= 0, c[ids.clamp(min=0)], 0)  # a loss of no sample is a constant
+    return weights.to(losses.dtype).expand(losses.shape)
 
 
 def disagreement(

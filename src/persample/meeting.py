@@ -18,6 +18,7 @@ from .operands import operand_of
 from .parties import Coloured, Parties
 from .propagate import Operator, collect
 from .recurrent import CELLS, cell, request, unroll
+from .settling import settled
 from .tap import Tap, hook, source
 from .use import Use
 
@@ -31,11 +32,9 @@ def meet(
     parties: Parties,
 ) -> Any:  # fmt: skip
     """One use. The native operator runs on the detached parameter (unless the graph is wanted)."""
-    recorder, patterns = calls.recorder, bool(calls.recorder.inputs.patterns)
+    recorder = calls.recorder
     seen = known(parties.key, operator.inplace, len(args))
-    if patterns:
-        parties.coloured = recorder.inputs.all_completed(parties.coloured)
-    elif seen is not None and not (recorder.special or operator.additive):
+    if seen is not None and not (recorder.special or operator.additive):
         if not torch._C._is_any_autocast_enabled():
             return _again(recorder, operator, seen, func, args, kwargs)
     if operator.recurrent and not recorder.native:
@@ -70,11 +69,12 @@ def meet(
         states: Any = kind.single.layouts[0]
     else:
         states = calls.states(operator, func, call_args, call_kwargs, result, parties)
-        states = states if operator.inplace else _given_to_the_only(states)
+        n, patterns = recorder.n or 0, recorder.inputs.patterns
+        states, use.guessed = settled(states, n, patterns, more_to_come=operator.inplace)
     followed = _tap(recorder, operator, use, result, states, saved)
     if target is not None:
         return _write_back(recorder, target, followed)
-    if seen is None and parties.key is not None and not patterns:
+    if seen is None and parties.key is not None:
         learn(parties.key, kind)
     return followed
 
@@ -118,17 +118,6 @@ def _kind(
     return leaves, kind
 
 
-def _given_to_the_only(states: Any) -> Any:
-    """Rows of nobody beside those of one sample alone (padding, a token) are that sample's."""
-    if states.__class__ is not Layout or states.ids is None:
-        return states
-    colours = states.ids.unique().tolist()
-    if len(colours) != 2 or colours[0] >= 0:
-        return states
-    whole = torch.full((1,) * states.ids.dim(), colours[1], device=states.ids.device)
-    return Layout(0, 1, whole, states.coupled)
-
-
 def _stepwise(recorder: Recorder, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """A recurrent operator by steps of our own; None where the native one must do."""
     if name in CELLS:
@@ -159,6 +148,9 @@ def not_per_sample(operator: Operator, coloured: Coloured) -> Mixed | None:
         if isinstance(state, Constant):
             continue
         if isinstance(state, Layout):
+            if tensor.layout is not torch.strided:
+                why, fix = "a parameter meets samples in a sparse tensor", "to_dense() first"
+                return Mixed(Reason(operator.name, why, (tuple(tensor.shape),), here(), fix))
             if state.coupled is None:
                 continue
             return Mixed(state.coupled)

@@ -99,8 +99,6 @@ def _expect_rows(losses: Tensor, layout: Layout, n: int) -> None:
         )
     if losses.dim() == 0:
         raise MixedSamplesError("the loss belongs to a single sample", fix="pass one per sample")
-    if layout.ids is not None and bool((layout.ids < 0).any()):
-        raise MixedSamplesError("some losses belong to no sample", fix="drop them first")
 
 
 def rows_of_a_sample(losses: Tensor, n: int) -> str:

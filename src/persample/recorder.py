@@ -75,6 +75,7 @@ class Recorder:
         self.positions, self.budget = positions, budget
         self.loop = unproven == "loop"
         self.transforming = False  # torch.func ran code that was not followed
+        self.by_zeros = False  # zeros of a constant were all that kept samples apart
         self.second_order = False  # a gradient was taken to be differentiated again
         self.native = verify or self.loop
         self._walked = modules_of(model)
@@ -264,6 +265,9 @@ class Recorder:
             "where the recorder could not see it"
         )
         fix = 'compute it inside the block, or record(..., unproven="loop")'
+        if any(isinstance(module, torch.jit.ScriptModule) for _, module in self._walked):
+            why += ": in a scripted or traced module, perhaps"
+            fix = 'record the module that was scripted, or record(..., unproven="loop")'
         if self.transforming:
             why += ": inside a torch.func transform (vmap, jvp, grad), perhaps"
             fix = 'write it without torch.func, or record(..., unproven="loop")'

@@ -90,6 +90,7 @@ class Use:
     autocast: tuple[tuple[str, torch.dtype], ...]
     tapped: Tapped = field(init=False)
     fingerprint: Tensor | None = None
+    guessed: Tensor | None = None  # where its results' samples are a guess
     rule: Callable[..., Any] | None = None  # its own, where none belongs to the operator
 
     @property

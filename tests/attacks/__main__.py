@@ -41,8 +41,14 @@ CASES = (
     "tricks",
     "hidden",
     "overwritten",
+    "nobody",
+    "zeros",
+    "idioms",
 )
-SCRIPTS = ("scripts", "orders", "pieces", "stale", "choices", "nets", "overwritten", "afterwards")
+SCRIPTS = (
+    "scripts", "orders", "pieces", "stale", "choices", "nets", "overwritten", "afterwards",
+    "nobody",
+)  # fmt: skip
 
 
 def part(name: str) -> Any:

@@ -7,6 +7,7 @@ contracted. Whatever is not in the table, or fails its rule, gives a tensor whos
 from . import (  # noqa: F401  (importing a family fills the table)
     contraction,
     distance,
+    grouping,
     indexing,
     joining,
     linear_algebra,
@@ -19,6 +20,17 @@ from . import (  # noqa: F401  (importing a family fills the table)
 )
 from .call import Call, collect
 from .states import propagate
-from .table import SET_DATA, Operator, find
+from .table import COND, SET_DATA, Operator, find
+from .zeros import ZEROS, apart_by_zeros
 
-__all__ = ["SET_DATA", "Call", "Operator", "collect", "find", "propagate"]
+__all__ = [
+    "COND",
+    "SET_DATA",
+    "ZEROS",
+    "Call",
+    "Operator",
+    "apart_by_zeros",
+    "collect",
+    "find",
+    "propagate",
+]

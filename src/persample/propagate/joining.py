@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from ..errors import Mixing
-from ..layout import closed, explicit, ids_of
+from ..layout import Layout, closed, explicit, ids_of, with_hints
 from .call import Call, Result, axes, carry, trailing
-from .movement import probed, source_of
+from .movement import probe, probed, source_of
 from .table import rule
 
 
@@ -84,7 +86,19 @@ def join(call: Call) -> Result:
         elif call.name != "stack" and all(v.axes and dim not in v.axes for v in layouts):
             with contextlib.suppress(Mixing):  # the same rows beside each other, and constants
                 return carry(call, [(t, {dim}) for t in tensors], call.out, {dim})
-    return probed(call)  # type: ignore[return-value]
+    return _side_by_side(call, tensors)
+
+
+def _side_by_side(call: Call, tensors: Sequence[Tensor]) -> Result:
+    """Pieces keep their colours; padding within a sample's piece, or around it, has a hint."""
+    layouts = dict(call.layouts)
+    for tensor in tensors:
+        layout = layouts.get(id(tensor))
+        if layout is not None and layout.ids is not None:
+            layouts[id(tensor)] = Layout(layout.axis, 1, with_hints(layout.ids))
+    inner = Call(call.name, call.func, call.args, call.kwargs, call.out, layouts, call.n)
+    colours = probe(inner)
+    return explicit(with_hints(colours), call.n)
 
 
 @rule("pad_sequence", linear=True)
@@ -137,7 +151,7 @@ def pad(call: Call) -> Result:
         raise Mixing(f"{mode} padding of the axis that holds the samples")
     small = ids_of(layout, x.shape, call.n, x.device) + 1
     keep = [w if (x.dim() - 1 - k // 2) in layout.axes else 0 for k, w in enumerate(widths)]
-    return explicit(torch.constant_pad_nd(small, keep, 0) - 1, call.n)
+    return explicit(with_hints(torch.constant_pad_nd(small, keep, 0) - 1), call.n)
 
 
 @rule(

@@ -264,14 +264,3 @@ def multinomial(call: Call) -> Result:
     """Draws within rows."""
     x = call.arg(0, "input")
     return carry(call, [(x, {x.dim() - 1})], call.out, {call.out.dim() - 1})
-
-
-@rule("histc unique unique_consecutive histogram searchsorted", routes=True)
-def counting(call: Call) -> Result:
-    """Rows of sorted sequences are searched on their own; counts over samples are mixed."""
-    if call.name == "searchsorted":
-        keys, values = call.arg(0, "sorted_sequence"), call.arg(1, "input")
-        if isinstance(values, Tensor):
-            core = {values.dim() - 1} if keys.dim() > 1 else set()
-            return carry(call, [(keys, {keys.dim() - 1}), (values, core)], call.out, core)
-    raise Mixing(f"{call.name} looks at the whole batch")

@@ -69,8 +69,8 @@ def _alone(layouts: dict[int, Layout]) -> int | None:
         if layout.ids is None:
             return None
         found.update(layout.ids.unique().tolist())
-    found.discard(-1)
-    return found.pop() if len(found) == 1 else None
+    owners = [sample for sample in found if sample >= 0]
+    return owners[0] if len(owners) == 1 else None
 
 
 def _of_one(out: Any, sample: int) -> Result | list[Result]:

@@ -47,6 +47,7 @@ class Operator:
 
 
 SET_DATA = "data ="  # an assignment to the attribute
+COND = "torch.cond"
 RULES: dict[str, Rule] = {}
 LINEAR: set[str] = set()
 ROUTES: set[str] = set()
@@ -240,6 +241,8 @@ def _late(function: Any) -> Operator:
         if namespace == "aten":
             return describe_operator(function, name)
         return Operator(f"{namespace}::{name}")
+    if function is torch.ops.higher_order.cond:
+        return Operator(COND, graph=True)
     name = getattr(function, "__name__", repr(function))
     module = getattr(function, "__module__", None) or ""
     if isinstance(function, types.FunctionType) and module.split(".")[0] == "torch":

@@ -153,9 +153,24 @@ def _scattered(
     return written(x, before, after, call.n)
 
 
+@rule("put", routes=True)
+def put(call: Call) -> Result:
+    """Elements of the source go to places of the flattened target."""
+    x, index, source = call.arg(0, "input", "self"), call.arg(1, "index"), call.arg(2, "source")
+    layout, brought = call.layout(x), call.layout(source)
+    if brought is None:
+        return layout
+    before = torch.full((1,) * x.dim(), -1, device=x.device)
+    if layout is not None:
+        before = ids_of(layout, x.shape, call.n, x.device)
+    before = before.expand(x.shape)
+    colours = ids_of(brought, source.shape, call.n, x.device).expand(source.shape)
+    after = painted(before, index % max(x.numel(), 1), colours)
+    return written(x, before, after, call.n)
+
+
 @rule(
-    "index_fill masked_scatter put select_scatter slice_scatter diagonal_scatter "
-    "as_strided_scatter",
+    "index_fill masked_scatter select_scatter slice_scatter diagonal_scatter as_strided_scatter",
     routes=True,
 )
 def overwrite(call: Call) -> Result:

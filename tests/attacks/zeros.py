@@ -1,0 +1,105 @@
+"""Attacks by constants whose zeros keep samples apart, or nearly so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .base import EITHER, EXACT, REFUSED, Case, N, Table, lin, on_module, rand
+
+T = 3
+IDS = torch.arange(N).repeat_interleave(T)
+BLOCKS = torch.block_diag(*[rand(T, T, seed=k) for k in range(N)])
+ALMOST = BLOCKS.clone()
+ALMOST[0, -1] = 1e-9
+TURNED = torch.eye(N * T, dtype=torch.float64).roll(T, 0)
+SAME = IDS[:, None] == IDS
+OPEN = SAME.clone()
+OPEN[0, -1] = True
+SQUARES = torch.zeros(1, N * T, dtype=torch.float64)
+SQUARES[:, [0, 3, 4, 9, 10]] = 1  # 0, 1, 1, 3, 3: mean 1.6, and as many squares as five times 2
+FAR = torch.zeros(N * T, N * T, dtype=torch.float64)
+
+
+def flat(m: Any, x: Tensor) -> Tensor:
+    """All rows of all samples below each other."""
+    return m.l(x).reshape(-1, N)
+
+
+def nodes(matrix: Tensor, m: Any, x: Tensor) -> Tensor:
+    """A step of a graph network, and a layer behind it."""
+    return m.k(matrix @ flat(m, x)).view(N, T, N)
+
+
+def attended(m: Any, x: Tensor, **options: Any) -> Tensor:
+    """Attention among all rows, and a layer behind it."""
+    h = flat(m, x)
+    return m.k(F.scaled_dot_product_attention(h, h, h, **options)).view(N, T, N)
+
+
+def dispatched(m: Any, x: Tensor, slots: Tensor) -> Tensor:
+    """Rows to slots and back by one-hot matrices."""
+    h = flat(m, x)
+    way = F.one_hot(slots, N * T).to(h.dtype)
+    return torch.einsum("sc,cd->sd", way, m.k(torch.einsum("sc,sd->cd", way, h))).view(N, T, N)
+
+
+PRODUCTS: Table = {
+    "blocks": (EXACT, lambda m, x: nodes(BLOCKS, m, x)),
+    "blocks by keyword": (
+        EXACT, lambda m, x: m.k(torch.matmul(BLOCKS, other=flat(m, x))).view(N, T, N)),
+    "blocks from the right": (EXACT, lambda m, x: m.k((flat(m, x).T @ BLOCKS.T).T).view(N, T, N)),
+    "blocks by einsum": (
+        EXACT, lambda m, x: m.k(torch.einsum("ab,bd->ad", BLOCKS, flat(m, x))).view(N, T, N)),
+    "blocks, twice": (EXACT, lambda m, x: nodes(BLOCKS, m, nodes(BLOCKS, m, x))),
+    "almost blocks": (REFUSED, lambda m, x: nodes(ALMOST, m, x)),
+    "blocks, then almost": (REFUSED, lambda m, x: nodes(ALMOST, m, nodes(BLOCKS, m, x))),
+    "almost, then blocks, of the same shape": (
+        EXACT, lambda m, x: (nodes(ALMOST, m, x), nodes(BLOCKS, m, x))[1]),
+    "turned": (EXACT, lambda m, x: (TURNED @ flat(m, x)).view(N, T, N).roll(-1, 0)),
+    "turned, residual": (REFUSED, lambda m, x: nodes(TURNED, m, x) + m.l(x)),
+    "a parameter with zeros": (REFUSED, lambda m, x: nodes(m.w, m, x)),
+    "a parameter times blocks": (REFUSED, lambda m, x: nodes(m.w * BLOCKS.ne(0), m, x)),
+    "blocks of the detached": (
+        REFUSED, lambda m, x: nodes((flat(m, x) @ flat(m, x).T).detach() * SAME, m, x)),
+    "ranks as coefficients": (
+        REFUSED, lambda m, x: m.k(torch.tensor([[1.0, 1, 0, 0] * T] * N).double() @ flat(m, x))),
+    "slots": (EXACT, lambda m, x: dispatched(m, x, torch.arange(N * T).flip(0))),
+    "slots, shared": (REFUSED, lambda m, x: dispatched(m, x, torch.arange(N * T) % 5)),
+    "numbers with the same sums of squares": (
+        REFUSED, lambda m, x: m.k(SQUARES @ flat(m, x)).expand(N, N)),
+}  # fmt: skip
+
+MASKS: Table = {
+    "of a pack": (EXACT, lambda m, x: attended(m, x, attn_mask=SAME)),
+    "of a pack, infinite": (
+        EXACT, lambda m, x: attended(m, x, attn_mask=FAR.masked_fill(~SAME, -torch.inf))),
+    "of a pack, smallest number": (
+        EXACT, lambda m, x: attended(
+            m, x, attn_mask=FAR.masked_fill(~SAME, torch.finfo(torch.float64).min))),
+    "products as large as what a mask of numbers adds": (
+        REFUSED, lambda m, x: m.k(F.scaled_dot_product_attention(
+            flat(m, x) * 1e155, flat(m, x) * 1e155, flat(m, x),
+            attn_mask=FAR.masked_fill(~SAME, torch.finfo(torch.float64).min))).view(N, T, N)),
+    "of a pack, large numbers": (
+        REFUSED, lambda m, x: attended(m, x, attn_mask=FAR.masked_fill(~SAME, -1e4))),
+    "open at one place": (REFUSED, lambda m, x: attended(m, x, attn_mask=OPEN)),
+    "closed rows": (EITHER, lambda m, x: attended(m, x, attn_mask=SAME & (IDS > 0))),
+    "causal": (REFUSED, lambda m, x: attended(m, x, is_causal=True)),
+    "by heads": (
+        EXACT, lambda m, x: m.k(F.scaled_dot_product_attention(
+            *[flat(m, x).view(1, N * T, 2, 2).transpose(1, 2)] * 3, attn_mask=SAME
+        ).transpose(1, 2).reshape(N, T, N))),
+}  # fmt: skip
+
+
+def cases() -> Iterator[Case]:
+    """Products and attention masks."""
+    weight = BLOCKS.clone()
+    parts = {"l": lin(), "k": lin(seed=3), "w": weight}
+    yield from on_module("zeros", PRODUCTS, rand(N, T, N), **parts)
+    yield from on_module("mask", MASKS, rand(N, T, N), l=lin(), k=lin(seed=3))
