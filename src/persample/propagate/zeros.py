@@ -132,7 +132,7 @@ def _outweighed(q: Tensor, k: Tensor, mask: Tensor) -> bool:
     if mask.dtype == torch.bool:
         return True
     sizes = [torch.linalg.vector_norm(t.double(), dim=-1).max() for t in (q, k)]
-    return float(sizes[0] * sizes[1]) < torch.finfo(mask.dtype).max ** 0.5
+    return bool(sizes[0] * sizes[1] < torch.finfo(mask.dtype).max ** 0.5)
 
 
 def _rows(call: Call, tensor: Tensor) -> Tensor | None:
