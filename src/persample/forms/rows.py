@@ -146,12 +146,11 @@ class Rows(Form):
         v, values = self.shape[0], self.values.to(wide(self.dtype))
         keys, where, counts = torch.unique(self._keys(), return_inverse=True, return_counts=True)
         lengths: Tensor = torch.linalg.vector_norm(values, dim=1)
-        out = lengths.new_zeros(self.n, dtype=finer(self.device))
+        alone: Tensor | float = 0.0
         if self._few(self.index.numel() - keys.numel()):  # only these have to be added
             several = counts > 1
             again = several[where]
-            alone = lengths.square().masked_fill_(again, 0)
-            out.index_add_(0, self.sample, alone.to(out.dtype))
+            alone = self._per_sample(lengths.square().masked_fill_(again, 0))
             which = again.nonzero().flatten()
             values, lengths, keys = values[which], lengths[which], keys[several]
             counts = counts[several]
@@ -162,9 +161,16 @@ class Rows(Form):
         both = torch.stack([torch.linalg.vector_norm(total, dim=1), lengths], 1).square_()
         dtype = finer(self.device)
         each = both.new_zeros(self.n, 2, dtype=dtype).index_add_(0, keys // v, both.to(dtype))
-        each[:, 0] += out
+        each[:, 0] += alone
         each = each.to(both.dtype)
         return each[:, 0], each[:, 1]
+
+    def _per_sample(self, each: Tensor) -> Tensor:
+        """One number for every row, added up for every sample."""
+        dtype = finer(self.device)
+        if self.even:
+            return each.view(self.n, self._each()).sum(1, dtype=dtype)
+        return each.new_zeros(self.n, dtype=dtype).index_add_(0, self.sample, each.to(dtype))
 
     def _few(self, again: int) -> bool:
         """Whether indices that occur again are worth being picked out."""
@@ -202,9 +208,13 @@ class Rows(Form):
 
     def add_sum(self, out: Tensor, c: Tensor) -> Tensor:
         """Σᵢ cᵢ gᵢ added to what is there."""
-        weights = c.to(out.dtype)[self.sample].unsqueeze(1)
-        for part in self._runs():
-            out.index_add_(0, self.index[part], self.values[part].to(out.dtype) * weights[part])
+        c, each = c.to(out.dtype), self._each() if self.even else 1
+        weights = (c if self.even else c[self.sample]).view(-1, 1, 1)
+        values = self.values.view(weights.shape[0], each, self.values.shape[1])
+        for first, last in spans(weights.shape[0], each * values.shape[2] * out.itemsize, _RUN):
+            some = values[first:last].to(out.dtype) * weights[first:last]
+            index = self.index[first * each : last * each]
+            out.index_add_(0, index, some.view(index.shape[0], values.shape[2]))
         return out
 
     def _runs(self) -> Iterator[slice]:
