@@ -140,6 +140,56 @@ def test_rows(make: Maker, n: int) -> None:
         assert relative_error(tape.grads(), expected) < 1e-10
 
 
+class Quantised(nn.Module):
+    """Activations and weights on learned grids, and activations on a grid that was observed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 5), nn.Linear(5, 2)
+        self.step, self.zero = nn.Parameter(torch.full((1,), 0.1)), nn.Parameter(torch.zeros(1))
+        self.steps, self.zeros = nn.Parameter(torch.rand(5) * 0.1), nn.Parameter(torch.zeros(5))
+        self.register_buffer("range", torch.tensor([-2.0, 2.0]))
+        self.register_buffer("grid", torch.tensor([0.03]))
+        self.observing = torch.zeros(1, dtype=torch.long)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch._fake_quantize_learnable_per_tensor_affine(x, self.step, self.zero, -8, 7, 1.0)
+        w = torch._fake_quantize_learnable_per_channel_affine(
+            self.first.weight, self.steps, self.zeros, 0, -8, 7, 1.0
+        )
+        h = F.linear(h, w, self.first.bias)
+        h = torch._fake_quantize_learnable_per_channel_affine(
+            h, self.steps, self.zeros, h.dim() - 1, -8, 7, 1.0
+        )
+        on, shift = torch.ones(1, dtype=torch.long), torch.zeros(1, dtype=torch.int32)
+        least, most = self.range
+        h = torch.fused_moving_avg_obs_fake_quant(
+            h, self.observing, on, least, most, self.grid, shift, 0.01, -128, 127, -1
+        )
+        return self.last(h)
+
+
+@pytest.mark.parametrize("shape", [(4,), (3, 4)])
+def test_quantised_training(shape: tuple[int, ...]) -> None:
+    """In float32: torch's kernels know no other."""
+    torch.manual_seed(0)
+    model, x = Quantised(), torch.randn(4, *shape)
+    expected = oracle(model, lambda m, b: flat_loss(m(b)), x)
+    with persample.record(model) as tape:
+        tape.backward(flat_loss(model(x)))
+    assert relative_error(tape.grads(), expected) < 1e-5
+
+
+def test_an_observer_of_the_batch_is_refused() -> None:
+    model, x = Quantised(), torch.randn(4, 4)
+    model.observing.fill_(1)
+    with persample.record(model) as tape:
+        losses = flat_loss(model(x))
+        with pytest.raises(persample.MixedSamplesError) as caught:
+            tape.backward(losses)
+    assert "disable_observer" in caught.value.fix
+
+
 USERS = torch.tensor([0, 1, 1, 0, 2, 2])
 SUMS = {
     "ab,cb->": lambda h: (h.T, h.T),
