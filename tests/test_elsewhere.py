@@ -120,7 +120,25 @@ def circular(n: int) -> Case:
     return Fn(f, first=nn.Linear(4, 8), w=par(3, 2, 4)), (torch.randn(n, 4, 4),)
 
 
+def single_pixel(n: int) -> Case:
+    """Tokens as a map of one pixel: torch takes its strides for channels-last."""
+
+    def f(s: Any, x: Tensor) -> Tensor:
+        h = s.first(x)
+        line = s.line(h.view(len(x), 1, 6).permute(0, 2, 1))
+        return line.mean(2) + s.plane(h.view(len(x), 1, 1, 6).permute(0, 3, 1, 2)).mean((2, 3))
+
+    net = Fn(
+        f,
+        first=nn.Linear(4, 6),
+        line=nn.ConvTranspose1d(6, 8, 2),
+        plane=nn.ConvTranspose2d(6, 8, 2),
+    )
+    return net, (torch.randn(n, 1, 4),)
+
+
 MAKERS: list[Maker] = [
+    single_pixel,
     masked_weights, mask_between_axes, selected_weights, classes_counted, rebuilt_weight, circular,
 ]  # fmt: skip
 
