@@ -249,3 +249,37 @@ def test_einsum_that_multiplies_sums_is_refused(equation: str, users: Tensor) ->
         total = torch.einsum(equation, *CROSSED[equation](model(x))).sum()
         with pytest.raises(persample.MixedSamplesError):
             tape.backward(total)
+
+
+LISTS: dict[str, list[Any]] = {
+    "slices": [slice(None), slice(1, 3)],
+    "dots": [..., 0],
+    "a list": [slice(None), [0, 2]],
+    "tensors": [torch.arange(4), torch.tensor([1, 0, 3, 2])],
+    "lists": [[0, 1, 2, 3], [1, 0, 3, 2]],
+    "one list": [[0, 1, 2, 3]],
+    "numbers": [0, 1, 2, 3],
+}
+
+
+@pytest.mark.filterwarnings("ignore:Using a non-tuple sequence")
+@pytest.mark.parametrize("name", LISTS)
+def test_lists_that_torch_takes_for_tuples(name: str) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Linear(4, 4).double(), torch.randn(4, 4, dtype=torch.float64)
+    rows = []
+    for loss in model(x)[LISTS[name]].reshape(4, -1).square().sum(1):
+        rows.append(torch.autograd.grad(loss, list(model.parameters()), retain_graph=True))
+    with persample.record(model) as tape:
+        tape.backward(model(x)[LISTS[name]].reshape(4, -1).square().sum(1))
+    for found, own in zip(tape.grads().values(), zip(*rows, strict=True), strict=True):
+        torch.testing.assert_close(found, torch.stack(own))
+
+
+@pytest.mark.filterwarnings("ignore:Using a non-tuple sequence")
+def test_a_list_in_a_list_moves_no_samples() -> None:
+    model, x = nn.Linear(4, 4).double(), torch.randn(4, 4, dtype=torch.float64)
+    with persample.record(model) as tape:
+        over_samples = model(x)[[[0, 1, 2, 3]]].sum(0)
+        with pytest.raises(persample.MixedSamplesError):
+            tape.backward(over_samples)

@@ -12,55 +12,8 @@ from ..layout import Layout, align, explicit, ids_of, merge, remap
 from .call import Call, Result, axes, carry
 from .movement import probed
 from .reshaping import squeeze_colours
+from .subscript import is_full, shrunk, spread
 from .table import rule
-
-Index = tuple[Any, ...]
-
-
-def spread(index: Any, rank: int) -> list[Any]:
-    """The index as one entry per consumed axis (None entries add axes), Ellipsis filled in."""
-    entries = list(index) if isinstance(index, tuple) else [index]
-    entries = [torch.as_tensor(e) if isinstance(e, list) else e for e in entries]
-    used = 0
-    for entry in entries:
-        if isinstance(entry, Tensor) and entry.dtype in (torch.bool, torch.uint8):
-            used += entry.dim()
-        elif entry is not None and entry is not Ellipsis and not isinstance(entry, bool):
-            used += 1
-    fill = [slice(None)] * (rank - used)
-    for at, entry in enumerate(entries):
-        if entry is Ellipsis:
-            return entries[:at] + fill + entries[at + 1 :]
-    return entries + fill
-
-
-def is_full(entry: Any) -> bool:
-    """Whether an index entry takes all of its axis."""
-    return isinstance(entry, slice) and entry == slice(None)
-
-
-def axis_steps(entries: list[Any]) -> list[tuple[Any, int, int]]:
-    """(entry, first axis it consumes, how many axes it consumes)."""
-    steps, axis = [], 0
-    for entry in entries:
-        if entry is None or isinstance(entry, bool):
-            count = 0
-        elif isinstance(entry, Tensor) and entry.dtype in (torch.bool, torch.uint8):
-            count = entry.dim()
-        else:
-            count = 1
-        steps.append((entry, axis, count))
-        axis += count
-    return steps
-
-
-def shrunk(ids: Tensor, shape: torch.Size, entries: list[Any]) -> Tensor:
-    """Colours with axes of one wherever the index takes all of a colourless axis."""
-    sizes = list(shape)
-    for entry, axis, count in axis_steps(entries):
-        if count == 1 and is_full(entry) and ids.size(axis) == 1:
-            sizes[axis] = 1
-    return ids.expand(sizes)
 
 
 @rule("getitem index", linear=True, routes=True)
@@ -78,11 +31,11 @@ def getitem(call: Call) -> Result:
     if result is None:
         entries, layouts = _unmasked(call, entries)
     chosen = _index_colours(call, entries, layouts)
-    if chosen is None or chosen.coupled:
-        return result
-    if result is None:
-        return chosen
-    return merge(result, chosen, call.out.shape, call.n)
+    if chosen is not None and not chosen.coupled:
+        result = chosen if result is None else merge(result, chosen, call.out.shape, call.n)
+    if result is not None and result.ids is not None and result.ids.dim() != call.out.dim():
+        raise Mixing("the index is taken otherwise by torch")
+    return result
 
 
 def _read(layout: Layout, x: Tensor, entries: list[Any], call: Call) -> Layout:
