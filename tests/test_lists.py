@@ -224,3 +224,47 @@ def test_states_of_a_recurrent_layer_are_no_list_of_samples(
         for (name, _), rows in zip(layer.named_parameters(), zip(*each, strict=True), strict=True)
     }
     assert relative_error(tape.grads(), expected) < 1e-10
+
+
+class Nodes:
+    """A batch that can be called, and keeps its tensors one level deeper."""
+
+    def __init__(self, x: Tensor, batch: Tensor) -> None:
+        self.store = {"x": x, "batch": batch}
+
+    def __call__(self) -> Tensor:
+        return self.store["x"]
+
+
+def test_a_batch_that_can_be_called() -> None:
+    torch.manual_seed(0)
+    ids = torch.tensor([0, 0, 1, 1, 1, 2])
+    graphs = Nodes(torch.randn(6, 4, dtype=torch.float64), ids)
+    model = network(lambda s, b: to_dense(s, b.store["x"], b.store["batch"]))
+    with persample.record(model, n=3, sample_ids=ids, constants=("batch",)) as tape:
+        tape.backward(model(graphs).square().sum(1))
+    for k in range(3):
+        part = Nodes(graphs()[ids == k], ids[ids == k] - k)
+        loss = model(part).square().sum()
+        rows = torch.autograd.grad(loss, list(model.parameters()))
+        found = [g[k] for g in tape.grads().values()]
+        torch.testing.assert_close(found, list(rows))
+
+
+def test_a_callable_beside_tensors_is_no_batch() -> None:
+    model = network(lambda s, schedule, x: s.head(s.first(schedule() * x)))
+    schedule = Nodes(torch.ones(9, 1, dtype=torch.float64)[:1], torch.zeros(9))
+    with persample.record(model) as tape:
+        tape.backward(model(schedule, torch.randn(3, 4, dtype=torch.float64)).square().sum(1))
+    assert tape.norms().shape == (3,)
+
+
+def test_samples_that_nobody_told_of() -> None:
+    model = network(lambda s, get: s.head(s.first(get())))
+    x = torch.randn(3, 4, dtype=torch.float64)
+    with (
+        persample.record(model, n=3) as tape,
+        pytest.raises(persample.MixedSamplesError, match="parameters alone") as caught,
+    ):
+        tape.backward(model(lambda: x).square().sum(1))
+    assert "tape.mark(x)" in caught.value.fix

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,13 +34,30 @@ def _parameters(function: Callable[..., Any]) -> tuple[inspect.Parameter, ...]:
 _remembered = functools.lru_cache(maxsize=1024)(_parameters)
 
 
-def opened(value: Any) -> Any:
+def opened(value: Any, *, callables: bool = False) -> Any:
     """The attributes of a batch that is an object of the caller's own class."""
-    if isinstance(value, (Tensor, nn.Module, Mapping, list, tuple)) or callable(value):
+    if isinstance(value, (Tensor, nn.Module, Mapping, list, tuple, type, functools.partial)):
+        return value
+    if callable(value) and (not callables or inspect.isroutine(value)):
         return value
     if dataclasses.is_dataclass(value) or not hasattr(value, "__dict__"):
         return value
     return dict(vars(value))
+
+
+def tensors_of(named: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """The tensors nested in arguments, with their paths.
+
+    An object that can be called is more often a function of the model's than a batch: it is looked
+    into where nothing else holds tensors.
+    """
+    found: list[tuple[str, Any]] = []
+    for callables in (False, True):
+        for name, value in named:
+            walk(name, opened(value, callables=callables), found)
+        if found:
+            break
+    return found
 
 
 def packed_ids(packed: PackedSequence) -> Tensor:

@@ -239,7 +239,7 @@ class Calls:
                     self._marks.put(tensor, derived if rows is None else rows, like)
                     if not torch.is_grad_enabled():  # a custom function may return this view
                         self._table[id(tensor)].history = False
-            elif _made(operator, tensor, kwargs):
+            elif _made(operator, tensor, kwargs, [*owned, *(t for t, _ in parties.coloured)]):
                 if derived is SELECTED or any(state is PURE for _, state in parties.coloured):
                     self._marks.put(tensor, PURE)
         return out
@@ -277,7 +277,7 @@ class Calls:
             if state is None and tensor.requires_grad and not tensor.is_leaf:
                 state = CONSTANT
             elif state is None and all(s is PURE for _, s in coloured):
-                state = PURE if _made(operator, tensor, {}) else None
+                state = PURE if _made(operator, tensor, {}, [t for t, _ in coloured]) else None
             if written:
                 self._rewrite(tensor, state)
             elif state is not None:
@@ -311,10 +311,19 @@ class Calls:
         return known
 
 
-def _made(operator: Operator, tensor: Tensor, kwargs: dict[str, Any]) -> bool:
-    """Whether a result without gradient is new, not an argument or a part of one."""
-    fresh = not operator.inplace and tensor._base is None and "out" not in kwargs
-    return fresh and not tensor.requires_grad
+def _made(
+    operator: Operator, tensor: Tensor, kwargs: dict[str, Any], given: Sequence[Tensor]
+) -> bool:
+    """Whether a result without gradient is new, not an argument or a part of one.
+
+    It may be a view of what the operator made inside (an einsum that ends by a transposition).
+    """
+    if operator.inplace or "out" in kwargs or tensor.requires_grad:
+        return False
+    base = tensor._base
+    if base is None:
+        return True
+    return not operator.aliasing and all(base is not t and base is not t._base for t in given)
 
 
 def _lasting(states: Any) -> bool:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from .arguments import argument_names, lists_alike, one_each, opened, packed_ids, walk
+from .arguments import argument_names, lists_alike, one_each, opened, packed_ids, tensors_of, walk
 from .declared import Declared
 from .errors import UsageError
 from .guess import Guess
@@ -141,16 +141,15 @@ class Inputs(Declared):
     def _take(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if self.recorder.spread is not None:
             self.recorder.spread.notice()
-        found: list[tuple[str, Any]] = []
+        named: list[tuple[str, Any]] = []
         names = argument_names(module)
         for k, value in enumerate(args):
             name = names[k] if k < len(names) else str(k)
             if k in self.names:
                 self._see_constant(name, value)
             else:
-                walk(name, opened(value), found)
-        for name, value in kwargs.items():
-            walk(name, opened(value), found)
+                named.append((name, value))
+        found = tensors_of([*named, *kwargs.items()])
         if any(isinstance(v, Tensor) and transformed(v) for _, v in found):
             return  # inside a torch.func transform, where nothing is followed
         fresh = [(path, value) for path, value in found if self._fresh(value)]

@@ -30,7 +30,8 @@ def prove(recorder: Recorder, losses: Tensor) -> tuple[bool, Any]:
     state = recorder.look(losses)
     if isinstance(state, Derived):
         recorder.inputs.expect_samples()
-        unseen = "" if recorder.n is not None else "; if it takes data: tape.mark(x) before"
+        known = any(isinstance(mark.state, Layout) for mark in recorder.marks.table.values())
+        unseen = "" if known else "; if it takes data: tape.mark(x) before"
         raise MixedSamplesError(
             "the loss depends on parameters alone",
             why="a regulariser has no per-sample gradient"

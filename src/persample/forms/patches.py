@@ -92,7 +92,7 @@ class Patches(Form):
         # only its sizes are looked at; one number in the place of all would be copied out
         weight = grad.new_empty((count * self.shape[0], *self.shape[1:]))
         found: Tensor = torch.ops.aten.convolution_backward(
-            grad.reshape(1, -1, *grad.shape[2:]), x.reshape(1, -1, *x.shape[2:]), weight, None,
+            _one_image(grad), _one_image(x), weight, None,
             g.stride, g.padding, g.dilation, g.transposed, g.output_padding, g.groups * count,
             [False, True, False],
         )[1]  # fmt: skip
@@ -282,3 +282,11 @@ class Patches(Form):
             small = torch.matmul(left, right.flatten(2).mT).flatten(1)
             out[first:last] = small.view(last - first, m, -1).sum(1)
         return out
+
+
+def _one_image(x: Tensor) -> Tensor:
+    """All images as the channels of one, in strides that torch does not read as channels-last.
+
+    Its transposed convolutions refuse that of a single pixel.
+    """
+    return x.reshape(-1).view(1, -1, *x.shape[2:])

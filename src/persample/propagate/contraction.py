@@ -186,24 +186,24 @@ def einsum(call: Call) -> Result:
         raise Mixing("einsum in sublist form")
     operands = einsum_places(equation, terms, call.out)
     if contracts_samples(call, operands):
-        letters = _sample_letters(call, equation, terms)
-        if len(letters) != 1 or "" in letters:
+        if len(_sample_letters(call, equation, terms)) != 1:
             raise Mixing("sums over samples are multiplied with each other")
         return Additive()
     return gathered(call, operands, call.out)
 
 
-def _sample_letters(call: Call, equation: str, terms: Sequence[Tensor]) -> set[str]:
-    """The letters of the axes that hold samples; empty for one behind the dots."""
-    found = set()
+def _sample_letters(call: Call, equation: str, terms: Sequence[Tensor]) -> set[str | int]:
+    """The letters of the axes that hold samples; behind the dots, their number from the right."""
+    found: set[str | int] = set()
     for term, tensor in zip(
         equation.replace(" ", "").split("->")[0].split(","), terms, strict=True
     ):
         layout = call.layout(tensor)
         if layout is not None:
             head, _, tail = term.partition("...")
-            spelled = [*head, *[""] * (tensor.dim() - len(head) - len(tail)), *tail]
-            found.add(spelled[layout.axis])
+            width = tensor.dim() - len(head) - len(tail)
+            spelled = [*head, *range(-width, 0), *tail]
+            found.add(spelled[layout.axes[0]])
     return found
 
 

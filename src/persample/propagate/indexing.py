@@ -12,53 +12,8 @@ from ..layout import Layout, align, explicit, ids_of, merge, remap
 from .call import Call, Result, axes, carry
 from .movement import probed
 from .reshaping import squeeze_colours
+from .subscript import is_full, shrunk, spread
 from .table import rule
-
-
-def spread(index: Any, rank: int) -> list[Any]:
-    """The index as one entry per consumed axis (None entries add axes), Ellipsis filled in."""
-    entries = list(index) if isinstance(index, tuple) else [index]
-    entries = [torch.as_tensor(e) if isinstance(e, list) else e for e in entries]
-    used = 0
-    for entry in entries:
-        if isinstance(entry, Tensor) and entry.dtype in (torch.bool, torch.uint8):
-            used += entry.dim()
-        elif entry is not None and entry is not Ellipsis and not isinstance(entry, bool):
-            used += 1
-    fill = [slice(None)] * (rank - used)
-    for at, entry in enumerate(entries):
-        if entry is Ellipsis:
-            return entries[:at] + fill + entries[at + 1 :]
-    return entries + fill
-
-
-def is_full(entry: Any) -> bool:
-    """Whether an index entry takes all of its axis."""
-    return isinstance(entry, slice) and entry == slice(None)
-
-
-def axis_steps(entries: list[Any]) -> list[tuple[Any, int, int]]:
-    """(entry, first axis it consumes, how many axes it consumes)."""
-    steps, axis = [], 0
-    for entry in entries:
-        if entry is None or isinstance(entry, bool):
-            count = 0
-        elif isinstance(entry, Tensor) and entry.dtype in (torch.bool, torch.uint8):
-            count = entry.dim()
-        else:
-            count = 1
-        steps.append((entry, axis, count))
-        axis += count
-    return steps
-
-
-def shrunk(ids: Tensor, shape: torch.Size, entries: list[Any]) -> Tensor:
-    """Colours with axes of one wherever the index takes all of a colourless axis."""
-    sizes = list(shape)
-    for entry, axis, count in axis_steps(entries):
-        if count == 1 and is_full(entry) and ids.size(axis) == 1:
-            sizes[axis] = 1
-    return ids.expand(sizes)
 
 
 @rule("getitem index", linear=True, routes=True)
@@ -72,12 +27,15 @@ def getitem(call: Call) -> Result:
     result: Layout | None = None
     if layout is not None:
         result = _read(layout, x, entries, call)
-    chosen = _index_colours(call, entries)
-    if chosen is None or chosen.coupled:
-        return result
+    layouts = call.layouts
     if result is None:
-        return chosen
-    return merge(result, chosen, call.out.shape, call.n)
+        entries, layouts = _unmasked(call, entries)
+    chosen = _index_colours(call, entries, layouts)
+    if chosen is not None and not chosen.coupled:
+        result = chosen if result is None else merge(result, chosen, call.out.shape, call.n)
+    if result is not None and result.ids is not None and result.ids.dim() != call.out.dim():
+        raise Mixing("the index is taken otherwise by torch")
+    return result
 
 
 def _read(layout: Layout, x: Tensor, entries: list[Any], call: Call) -> Layout:
@@ -102,10 +60,28 @@ def _read(layout: Layout, x: Tensor, entries: list[Any], call: Call) -> Layout:
     return explicit(squeeze_colours(ids[tuple(entries)], call.n), call.n)
 
 
-def _index_colours(call: Call, entries: list[Any]) -> Layout | None:
+def _unmasked(call: Call, entries: list[Any]) -> tuple[list[Any], dict[int, Layout]]:
+    """Masks that hold samples as the indices they stand for, and the layouts of all indices."""
+    found: list[Any] = []
+    layouts = dict(call.layouts)
+    for entry in entries:
+        layout = call.layout(entry) if isinstance(entry, Tensor) else None
+        if layout is None or entry.dtype not in (torch.bool, torch.uint8) or not entry.dim():
+            found.append(entry)
+            continue
+        chosen = entry.bool()
+        ids = ids_of(layout, entry.shape, call.n, entry.device).expand(entry.shape)[chosen]
+        colours = explicit(ids, call.n).with_coupling(layout.coupled)
+        for index in chosen.nonzero(as_tuple=True):
+            layouts[id(index)] = colours
+            found.append(index)
+    return found, layouts
+
+
+def _index_colours(call: Call, entries: list[Any], layouts: dict[int, Layout]) -> Layout | None:
     """The colours that integer indices bring along: a row looked up for sample i is of i."""
     tensors = [(k, e) for k, e in enumerate(entries) if isinstance(e, Tensor)]
-    coloured = [e for _, e in tensors if call.layout(e) is not None]
+    coloured = [e for _, e in tensors if id(e) in layouts]
     if not coloured or any(e.dtype in (torch.bool, torch.uint8) for e in coloured):
         return None
     advanced = [k for k, e in enumerate(entries) if isinstance(e, (Tensor, int)) and e is not True]
@@ -117,8 +93,7 @@ def _index_colours(call: Call, entries: list[Any]) -> Layout | None:
     start = before if adjacent else 0
     result: Layout | None = None
     for entry in coloured:
-        layout = call.layout(entry)
-        assert layout is not None
+        layout = layouts[id(entry)]
         shift = start + width - entry.dim()
         moved = remap(layout, [d + shift for d in range(entry.dim())], call.out.dim())
         if moved.ids is None and call.out.shape[moved.axis] != entry.shape[layout.axis]:
@@ -202,13 +177,14 @@ def take(call: Call) -> Result:
 
 @rule("masked_select", linear=True, routes=True)
 def masked_select(call: Call) -> Result:
-    """Rows where the mask holds."""
+    """Rows where the mask holds; its own colours count where the source has none."""
     x, mask = call.arg(0, "input", "self"), call.arg(1, "mask")
-    layout = call.layout(x)
-    if layout is None:
+    holder = x if call.layout(x) is not None else mask
+    layout = call.layout(holder)
+    if layout is None or layout.coupled:
         return None
     shape = torch.broadcast_shapes(x.shape, mask.shape)
-    ids = ids_of(align(layout, x.shape, shape, call.n), shape, call.n, x.device).expand(shape)
+    ids = ids_of(align(layout, holder.shape, shape, call.n), shape, call.n, x.device).expand(shape)
     return explicit(squeeze_colours(ids.masked_select(mask), call.n), call.n)
 
 

@@ -36,7 +36,8 @@ rule(
     special_shifted_chebyshev_polynomial_t special_shifted_chebyshev_polynomial_u
     special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w special_sinc
     special_spherical_bessel_j0 special_xlog1py special_xlogy special_zeta
-    fake_quantize_per_tensor_affine _standard_gamma _standard_gamma_grad _dirichlet_grad"""
+    fake_quantize_per_tensor_affine _fake_quantize_learnable_per_tensor_affine
+    _standard_gamma _standard_gamma_grad _dirichlet_grad"""
 )(elementwise)
 rule("add sub rsub subtract mul multiply div divide true_divide neg negative", linear=True)(
     elementwise
@@ -113,9 +114,17 @@ def view_as_complex(call: Call) -> Result:
     return carry(call, [(x, trailing(x, 1))], call.out)
 
 
-@rule("prelu")
-def prelu(call: Call) -> Result:
-    """The weight runs over axis 1, so samples there keep their colour too."""
+@rule(
+    "prelu fake_quantize_per_channel_affine _fake_quantize_learnable_per_channel_affine "
+    "fused_moving_avg_obs_fake_quant"
+)
+def by_channel(call: Call) -> Result:
+    """Weights run over one axis, so samples there keep their colour too."""
+    if call.name.startswith("fused") and bool(call.arg(1, "observer_on").any()):
+        raise Mixing(
+            "an observer takes the range of activations from the whole batch",
+            "model.apply(torch.ao.quantization.disable_observer)",
+        )
     return carry(call, [(call.arg(0, "input"), ())], call.out)
 
 

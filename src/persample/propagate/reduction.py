@@ -213,21 +213,21 @@ def argsort(call: Call) -> Result:
     return along(call, dims)
 
 
-@rule("fft_fft fft_ifft fft_rfft fft_irfft fft_hfft fft_ihfft")
+@rule("fft_fft fft_ifft fft_rfft fft_irfft fft_hfft fft_ihfft", linear=True)
 def fft(call: Call) -> Result:
     """One axis, the last by default."""
     x = call.arg(0, "input")
     return along(call, axes(call.arg(2, "dim", default=-1), x.dim()))
 
 
-@rule("fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2 fft_hfft2 fft_ihfft2")
+@rule("fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2 fft_hfft2 fft_ihfft2", linear=True)
 def fft2(call: Call) -> Result:
     """Two axes, the last ones by default."""
     x = call.arg(0, "input")
     return along(call, axes(call.arg(2, "dim", default=(-2, -1)), x.dim()))
 
 
-@rule("fft_fftn fft_ifftn fft_rfftn fft_irfftn fft_hfftn fft_ihfftn")
+@rule("fft_fftn fft_ifftn fft_rfftn fft_irfftn fft_hfftn fft_ihfftn", linear=True)
 def fftn(call: Call) -> Result:
     """The named axes, or the last ones that sizes are given for, or all."""
     x = call.arg(0, "input")

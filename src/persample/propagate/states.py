@@ -146,8 +146,9 @@ def _sum_of(live: Coloured) -> Additive:
 
 
 def _is_size(operator: Operator, call: Call, tensor: Tensor) -> bool:
-    """Whether a view takes a number for its shape from a tensor: like ``int(tensor)``."""
-    if not operator.aliasing or operator.name in CHOOSES or tensor.dim() > 0:
+    """Whether a result takes a number for its shape from a tensor: like ``int(tensor)``."""
+    shapes = operator.name == "one_hot" or (operator.aliasing and operator.name not in CHOOSES)
+    if not shapes or tensor.dim() > 0:
         return False
     number = not (tensor.is_floating_point() or tensor.is_complex())
     return number and not (call.args and tensor is call.args[0])

@@ -10,9 +10,9 @@ from torch import Tensor
 from ..errors import Mixing
 from ..layout import Layout, align, closed, explicit, ids_of, merge, remap
 from .call import Call, Result
-from .indexing import axis_steps, is_full, spread
 from .movement import probed
 from .reshaping import squeeze_colours
+from .subscript import axis_steps, is_full, spread
 from .table import rule
 
 

@@ -1,0 +1,71 @@
+"""What stands between the brackets of ``x[...]``: one entry for every axis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def spread(index: Any, rank: int) -> list[Any]:
+    """The index as one entry per consumed axis (None entries add axes), Ellipsis filled in."""
+    entries = list(index) if isinstance(index, tuple) or _stands_for_tuple(index) else [index]
+    entries = [torch.as_tensor(e) if isinstance(e, list) else e for e in entries]
+    used = 0
+    for entry in entries:
+        if isinstance(entry, Tensor) and entry.dtype in (torch.bool, torch.uint8):
+            used += entry.dim()
+        elif entry is not None and entry is not Ellipsis and not isinstance(entry, bool):
+            used += 1
+    fill = [slice(None)] * (rank - used)
+    for at, entry in enumerate(entries):
+        if entry is Ellipsis:
+            return entries[:at] + fill + entries[at + 1 :]
+    return entries + fill
+
+
+def _stands_for_tuple(index: Any) -> bool:
+    """Whether torch takes a list for a tuple: it holds more than numbers, and is short."""
+    return (
+        isinstance(index, list)
+        and len(index) < 32
+        and any(
+            e is None or e is Ellipsis or isinstance(e, (slice, Tensor, Sequence)) or _is_array(e)
+            for e in index
+        )
+    )
+
+
+def _is_array(entry: Any) -> bool:
+    return type(entry).__name__ == "ndarray"
+
+
+def is_full(entry: Any) -> bool:
+    """Whether an index entry takes all of its axis."""
+    return isinstance(entry, slice) and entry == slice(None)
+
+
+def axis_steps(entries: list[Any]) -> list[tuple[Any, int, int]]:
+    """(entry, first axis it consumes, how many axes it consumes)."""
+    steps, axis = [], 0
+    for entry in entries:
+        if entry is None or isinstance(entry, bool):
+            count = 0
+        elif isinstance(entry, Tensor) and entry.dtype in (torch.bool, torch.uint8):
+            count = entry.dim()
+        else:
+            count = 1
+        steps.append((entry, axis, count))
+        axis += count
+    return steps
+
+
+def shrunk(ids: Tensor, shape: torch.Size, entries: list[Any]) -> Tensor:
+    """Colours with axes of one wherever the index takes all of a colourless axis."""
+    sizes = list(shape)
+    for entry, axis, count in axis_steps(entries):
+        if count == 1 and is_full(entry) and ids.size(axis) == 1:
+            sizes[axis] = 1
+    return ids.expand(sizes)
