@@ -16,8 +16,8 @@ ORDER = [
     "rules", "tap", "enter", "eager", "arguments", "guess", "declared", "inputs", "entries",
     "forming", "explain", "clipping", "buffers", "queries", "lean", "intake", "ledger", "positions",
     "asked", "products", "moments", "tape", "taken", "hooks", "functions", "watch", "custom",
-    "proof", "loop", "backward", "engine", "operands", "recurrent", "parties", "meeting", "calls",
-    "subclasses", "recorder", "entry", "testing", "check", "expanded_weights", "memory",
+    "proof", "loop", "backward", "engine", "operands", "recurrent", "parties", "marking", "meeting",
+    "calls", "subclasses", "recorder", "entry", "testing", "check", "expanded_weights", "memory",
     "inspection", "target", "demonstration", "cli", "__main__",
 ]  # fmt: skip
 

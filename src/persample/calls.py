@@ -10,15 +10,14 @@ from torch import Tensor
 
 from .engine import ENGINE, expect_reached, run_backward, run_grad, run_nested
 from .enter import entered, kept
-from .entries import own
 from .errors import Reason, here
-from .layout import CONSTANT, PURE, Additive, Layout, Mixed, State
-from .marks import EXCLUDED, SELECTED, Derived, Mark, same, unseen, version
+from .layout import Additive, Layout, Mixed
+from .marking import Marking
+from .marks import Derived, same, unseen
 from .meeting import meet, not_per_sample
 from .nodes import graph_node
-from .parties import Coloured, Parties, Sorting, Transformed
-from .propagate import COND, SET_DATA, ZEROS, Operator, apart_by_zeros, collect, propagate
-from .use import Lookup
+from .parties import Parties, Sorting, Transformed
+from .propagate import COND, SET_DATA, ZEROS, Operator, apart_by_zeros, propagate
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -39,7 +38,7 @@ class Calls:
         self._marks = recorder.marks
         self._table = recorder.marks.table
         self._slots = recorder.parameters.slots
-        self._custom, self._soiled = recorder.custom, recorder.soiled
+        self._custom, self._marking = recorder.custom, Marking(recorder)
         self._sorted = Sorting(recorder)
 
     def handle(
@@ -92,7 +91,7 @@ class Calls:
             if bad is not None:
                 out = func(*args, **kwargs)
                 result, written = args[0] if operator.inplace else out, operator.inplace
-                self._store(operator, result, bad, parties.coloured, written=written)
+                self._marking.store(operator, result, bad, parties.coloured, written=written)
                 return out
         return meet(self, operator, func, args, kwargs, parties)
 
@@ -195,13 +194,13 @@ class Calls:
         if plain and result.__class__ is Tensor and "out" not in kwargs:
             like = None
             if operator.aliasing:
-                like = self._memory(operator, result, parties.coloured[0][0])
+                like = self._marking.memory(operator, result, parties.coloured[0][0])
             self._marks.put(result, states, like)
         else:
             if operator.name in ZEROS and isinstance(states, (Additive, Mixed)):
                 states = self._by_zeros(operator, seen, kwargs, result, parties) or states
             written = operator.inplace or "out" in kwargs
-            self._store(operator, result, states, parties.coloured, written=written)
+            self._marking.store(operator, result, states, parties.coloured, written=written)
         return out
 
     def _by_zeros(
@@ -221,109 +220,12 @@ class Calls:
         parties: Parties,
     ) -> Any:  # fmt: skip
         """Parameters and constants only: the result is derived from parameters."""
-        owned = parties.owned
-        derived = SELECTED if any(self.recorder.is_selected(t) for t in owned) else EXCLUDED
-        if operator.name == "embedding" and derived is SELECTED:
-            derived = Derived(True, self._lookup(*args, **kwargs))
+        derived = self._marking.derived(operator, args, kwargs, parties.owned)
         with kept():
             out = func(*args, **kwargs)
-        outs: list[Tensor] = []
-        collect(args[0] if operator.inplace and args else out, outs)
-        for tensor in outs:
-            if tensor.requires_grad and id(tensor) not in self._slots:
-                if operator.inplace:
-                    self._marks.rewrite(tensor, derived, changed=True)
-                elif tensor is not owned[0]:  # to() may return its argument
-                    like = self._memory(operator, tensor, owned[0])
-                    rows = self._same_rows(tensor, owned) if operator.aliasing else None
-                    self._marks.put(tensor, derived if rows is None else rows, like)
-                    if not torch.is_grad_enabled():  # a custom function may return this view
-                        self._table[id(tensor)].history = False
-            elif _made(operator, tensor, kwargs, [*owned, *(t for t, _ in parties.coloured)]):
-                if derived is SELECTED or any(state is PURE for _, state in parties.coloured):
-                    self._marks.put(tensor, PURE)
+        result = args[0] if operator.inplace and args else out
+        self._marking.derive(operator, result, kwargs, derived, parties)
         return out
-
-    def _same_rows(self, tensor: Tensor, owned: list[Tensor]) -> Derived | None:
-        """What is known of rows picked from a table also holds for a view that keeps them."""
-        rows, state = owned[0], self.recorder.look(owned[0])
-        if not isinstance(state, Derived) or state.lookup is None or len(owned) > 1:
-            return None
-        kept = tensor.dtype == rows.dtype and tensor.shape[-1:] == rows.shape[-1:]
-        whole = tensor.numel() == rows.numel() and tensor.data_ptr() == rows.data_ptr()
-        return state if kept and whole and rows.is_contiguous() and tensor.is_contiguous() else None
-
-    def _lookup(
-        self, weight: Tensor, indices: Tensor, padding_idx: int = -1,
-        scale_grad_by_freq: bool = False, sparse: bool = False,
-    ) -> Lookup | None:  # fmt: skip
-        """The arguments of torch.embedding; None where its gradient is not just rows."""
-        slot = self._slots.get(id(weight))
-        if slot is None or slot.name is None or scale_grad_by_freq:
-            return None
-        kept = own(indices, self.recorder.inputs.storages)
-        return Lookup(slot.name, kept, padding_idx, weight.shape, version(kept))
-
-    # ------------------------------------------------------------------ what is known afterwards
-
-    def _store(
-        self, operator: Operator, out: Any, states: Any, coloured: Coloured, *, written: bool
-    ) -> None:
-        """Mark an operator's results; ``written``: they were there before."""
-        outs: list[Tensor] = []
-        collect(out, outs)
-        each = states if isinstance(states, list) else [states] * len(outs)
-        for tensor, state in zip(outs, each, strict=True):
-            if state is None and tensor.requires_grad and not tensor.is_leaf:
-                state = CONSTANT
-            elif state is None and all(s is PURE for _, s in coloured):
-                state = PURE if _made(operator, tensor, {}, [t for t, _ in coloured]) else None
-            if written:
-                self._rewrite(tensor, state)
-            elif state is not None:
-                self._marks.put(tensor, state, self._memory(operator, tensor, coloured[0][0]))
-                if operator.name == "view_as":
-                    # torch itself views an argument that a custom function returns as it is, and
-                    # gives the view the function's node afterwards: look again
-                    self._table[id(tensor)].history = False
-
-    def _rewrite(self, tensor: Tensor, state: State | None) -> None:
-        known = self._table.get(id(tensor))
-        if known is None and state is None:
-            return
-        self._soiled.add(tensor, known, state)
-        before = known.state if known is not None else None
-        self._marks.rewrite(tensor, state or CONSTANT, changed=not same(before, state or CONSTANT))
-
-    def _memory(self, operator: Operator, out: Tensor, source: Tensor) -> Mark | None:
-        """The mark of a tensor that shares its memory with a result."""
-        if not operator.aliasing:
-            return None
-        base = out._base
-        if operator.name == "data":
-            self._custom.taken.lend(out)
-            self._marks.lend(out, source)
-        if base is None:
-            return self._table.get(id(source)) if operator.name == "detach" else None
-        known = self._table.get(id(base))
-        if known is None and source._base is base:  # two views of what nobody else sees
-            return self._table.get(id(source))
-        return known
-
-
-def _made(
-    operator: Operator, tensor: Tensor, kwargs: dict[str, Any], given: Sequence[Tensor]
-) -> bool:
-    """Whether a result without gradient is new, not an argument or a part of one.
-
-    It may be a view of what the operator made inside (an einsum that ends by a transposition).
-    """
-    if operator.inplace or "out" in kwargs or tensor.requires_grad:
-        return False
-    base = tensor._base
-    if base is None:
-        return True
-    return not operator.aliasing and all(base is not t and base is not t._base for t in given)
 
 
 def _lasting(states: Any) -> bool:

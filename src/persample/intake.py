@@ -22,14 +22,13 @@ from .entries import (
     poisoned,
     reached,
     sources,
-    stepped,
     table_behind,
     written_out,
 )
 from .errors import PersampleError, Reason, UsageError, describe, unheard
 from .explain import Measure, measured
 from .forming import forms_of
-from .forms import Apart, Form, Joint, Replay, within
+from .forms import Form, Joint, within
 from .lean import Lean, Visitor
 from .nodes import leaves_of
 from .rules import OfTable
@@ -39,8 +38,6 @@ from .values import Values
 
 if TYPE_CHECKING:
     from .recorder import Recorder
-
-_LATE = (Apart, Replay)  # forms that may run an operator again
 
 
 class Intake:
@@ -236,35 +233,6 @@ class Intake:
             self.told.append((entry.use, entry.operand, entry.rule, seen))
         with within(self.recorder.budget):
             lean.take(self.attached(entry, self._selected))
-
-    def remember_values(self) -> None:
-        """A backward pass is over: what answers are computed from must not change any more."""
-        recorder, spread = self.recorder, self.recorder.spread
-        if self.values is not None or (spread is not None and spread.sharded):
-            return
-        by_hand, constants = recorder.custom.by_hand, recorder.constants
-        again = self.lean is not None and self.lean.root is not None
-        late = [e for e in self.entries if e.operand.edge or e.firing or e.form.__class__ in _LATE]
-        watched: list[Tensor] = []
-        if again or any(entry.relies(by_hand) for entry in late):
-            slots = recorder.parameters.slots.values()
-            watched = [*(s.tensor for s in slots), *recorder.inputs.kept]
-            watched += constants.alive(derived=not again)
-        if constants and not again:
-            watched += constants.within(t for entry in self.entries for t in entry.watched)
-        if watched:
-            self.values = Values(watched)
-
-    def expect_values(self) -> None:
-        """Refuse an answer that would be computed from parameters that were stepped.
-
-        A lean recording also runs over its inputs again.
-        """
-        if self.values is not None and self.behind:
-            self.recorder.parameters.expect_no_hooks()  # they would see what passes there
-        if self.values is not None and self.values.changed():
-            inputs = "" if self.lean is None else ", an input"
-            raise stepped(f"a parameter{inputs} or a constant")
 
     def expect_what_was_saved(self) -> None:
         """Compare what came back in backward with what was saved: one look for all uses."""

@@ -8,12 +8,14 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from .entries import expect_unchanged
+from .entries import expect_unchanged, stepped
 from .errors import MixedSamplesError, StaleError, UsageError, describe
 from .forms import (
+    Apart,
     Dense,
     Form,
     Outer,
+    Replay,
     Unsure,
     doubts,
     guarded,
@@ -27,8 +29,10 @@ from .forms import (
     within,
 )
 from .intake import Intake
+from .values import Values
 
 Forms = Mapping[str, Form]
+_LATE = (Apart, Replay)  # forms that may run an operator again
 
 
 class Ledger(Intake):
@@ -132,6 +136,35 @@ class Ledger(Intake):
         forms |= rows
         with within(scratch() - used):
             yield forms if apart else together(forms)
+
+    def remember_values(self) -> None:
+        """A backward pass is over: what answers are computed from must not change any more."""
+        recorder, spread = self.recorder, self.recorder.spread
+        if self.values is not None or (spread is not None and spread.sharded):
+            return
+        by_hand, constants = recorder.custom.by_hand, recorder.constants
+        again = self.lean is not None and self.lean.root is not None
+        late = [e for e in self.entries if e.operand.edge or e.firing or e.form.__class__ in _LATE]
+        watched: list[Tensor] = []
+        if again or any(entry.relies(by_hand) for entry in late):
+            slots = recorder.parameters.slots.values()
+            watched = [*(s.tensor for s in slots), *recorder.inputs.kept]
+            watched += constants.alive(derived=not again)
+        if constants and not again:
+            watched += constants.within(t for entry in self.entries for t in entry.watched)
+        if watched:
+            self.values = Values(watched)
+
+    def expect_values(self) -> None:
+        """Refuse an answer that would be computed from parameters that were stepped.
+
+        A lean recording also runs over its inputs again.
+        """
+        if self.values is not None and self.behind:
+            self.recorder.parameters.expect_no_hooks()  # they would see what passes there
+        if self.values is not None and self.values.changed():
+            inputs = "" if self.lean is None else ", an input"
+            raise stepped(f"a parameter{inputs} or a constant")
 
     def ready(self) -> None:
         """Refuse to answer from a recording that is not complete, or no longer true."""

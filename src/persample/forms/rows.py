@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from .cost import PICKED, Plan, scratch, spans
 from .form import Form, real, wide
 from .guard import enlarged, finer
 from .outer import Outer
+from .reused import written_again
 from .sketch import Sketch
 
-# The rows that were written to a user's buffer, and the buffer's version and memory then.
-_WRITTEN: MutableMapping[Tensor, tuple[Tensor, int, int]] = WeakTensorKeyDictionary()
-_LOOKS = 2048  # elements of a reused buffer that are looked at
 _RUN = 256 << 10  # bytes of values that stay in cache while they are copied and added
 
 
@@ -118,16 +115,7 @@ class Rows(Form):
         if out.dtype != self.dtype or not out.is_contiguous() or out.is_inference():
             return super().write(out)  # inference tensors count no versions
         v, d = self.shape
-        target, keys = out.view(self.n * v, d), self._keys()
-        before = None if _collectives() else _WRITTEN.get(out)
-        ours = before is not None and before[1:] == (out._version, out.data_ptr())
-        if before is not None and ours:
-            target.index_fill_(0, before[0], 0)
-        if not ours or _soiled(target):
-            target.zero_()
-        target.index_add_(0, keys, self.values)
-        _WRITTEN[out] = (keys, out._version, out.data_ptr())
-        return out
+        return written_again(out, out.view(self.n * v, d), self._keys(), self.values)
 
     def _copies(self) -> int:
         """Scratch memory for segment sums and widened values."""
@@ -324,17 +312,6 @@ class Rows(Form):
                 products = outer.right[i, 0].to(dtype) @ self.values[part].to(dtype).T
                 out[i] = (picked * products).sum()
         return out
-
-
-def _collectives() -> bool:
-    """Whether other processes may write to buffers, which no version shows."""
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
-
-
-def _soiled(table: Tensor) -> bool:
-    """Whether a cleared table is not zero: NumPy, ``.data`` or DLPack wrote all over it."""
-    flat = table.view(-1)
-    return bool(flat[:: max(1, flat.numel() // _LOOKS)].any())
 
 
 def concatenated_rows(forms: list[Rows]) -> Rows:
