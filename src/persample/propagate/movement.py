@@ -16,7 +16,6 @@ from .reshaping import reshape as reshape_layout
 from .reshaping import squeeze_colours
 from .table import rule
 
-
 # all tensors among the arguments are moved
 _ALL_MOVED = frozenset(("block_diag", "select_scatter", "slice_scatter", "diagonal_scatter"))
 
