@@ -42,10 +42,12 @@ test-browser: $(VENV)/.installed $(BROWSER)/node_modules/playwright-core
 
 ops: $(VENV)/.installed
 	$(BIN)/python -m tests.operators
+	$(BIN)/python -m tests.operators --ids
 	$(BIN)/python -m tests.modules
 
 fuzz: $(VENV)/.installed
 	$(BIN)/python -m tests.graphs 2000
+	$(BIN)/python -m tests.graphs 2000 --ids
 	$(BIN)/python -m tests.loops 2000
 
 zoo: $(VENV)/.installed

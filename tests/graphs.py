@@ -1,6 +1,8 @@
 """Random model graphs: layers, reshapes, transposes, reuse, tying, joins; exact or refused.
 
-python -m tests.graphs 2000 [seed]
+python -m tests.graphs 2000 [seed] [--ids]
+
+With ``--ids`` samples have one row or several, in no order.
 """
 
 from __future__ import annotations
@@ -143,29 +145,41 @@ def losses_of(model: Graph, x: Tensor) -> Tensor:
     return out.flatten(1).square().mean(1) if out.dim() > 1 else out.square()
 
 
-def truth(model: Graph, x: Tensor, losses: Tensor, ids: Tensor) -> dict[str, Tensor] | None:
+def rows_of(model: Graph, *, told: bool) -> Tensor:
+    """The sample of every row of the input: one each in order, or some each in none."""
+    ids = list(range(model.n))
+    if told:
+        ids += [model.rng.randrange(model.n) for _ in range(model.rng.choice([0, 1, 2, model.n]))]
+        model.rng.shuffle(ids)
+    return torch.tensor(ids)
+
+
+def truth(
+    model: Graph, x: Tensor, losses: Tensor, ids: Tensor, given: Tensor
+) -> dict[str, Tensor] | None:
     """Rows by one backward pass per sample; None if a sample's losses depend on another."""
     named = dict(model.named_parameters())
     rows: dict[str, list[Tensor]] = {name: [] for name in named}
     for i in range(model.n):
         found = torch.autograd.grad(losses[ids == i].sum(), [*named.values(), x],
                                     retain_graph=True, allow_unused=True)  # fmt: skip
-        others = [j for j in range(model.n) if j != i]
-        if found[-1] is not None and bool(found[-1][others].ne(0).any()):
+        if found[-1] is not None and bool(found[-1][given != i].ne(0).any()):
             return None
         for (name, p), g in zip(named.items(), found, strict=False):
             rows[name].append(torch.zeros_like(p) if g is None else g)
     return {name: torch.stack(r) for name, r in rows.items()}
 
 
-def trial(seed: int) -> str:
+def trial(seed: int, *, told: bool = False) -> str:
     model = Graph(seed).double()
-    x = torch.randn(model.n, model.t, model.d, dtype=torch.float64, requires_grad=True)
+    given = rows_of(model, told=told)
+    options: dict[str, Any] = {"n": model.n, "sample_ids": given} if told else {}
+    x = torch.randn(len(given), model.t, model.d, dtype=torch.float64, requires_grad=True)
     losses = losses_of(model, x)
     if not losses.requires_grad or losses.dim() != 1:
         return "skipped"
     try:
-        with persample.record(model) as tape:
+        with persample.record(model, **options) as tape:
             mine = losses_of(model, x)
             tape.backward(mine)
             layout = tape._recorder.look(mine)
@@ -175,7 +189,7 @@ def trial(seed: int) -> str:
     if not isinstance(layout, Layout):
         return "scalar"
     ids = ids_of(layout, losses.shape, model.n, losses.device).expand(losses.shape)
-    expected = truth(model, x, losses, ids)
+    expected = truth(model, x, losses, ids, given)
     error = float("inf") if expected is None else relative_error(found, expected)
     return (
         "exact" if error < 1e-10 else f"wrong: seed {seed} {error:.1e} {model.program} {model.end}"
@@ -183,12 +197,13 @@ def trial(seed: int) -> str:
 
 
 def main() -> int:
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else 2000
-    start = int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    told = "--ids" in sys.argv
+    numbers = [int(word) for word in sys.argv[1:] if word != "--ids"]
+    count, start = [*numbers, *(2000, 0)[len(numbers) :]]
     torch.set_num_threads(1)
     totals: Counter[str] = Counter()
     for seed in range(start, start + count):
-        verdict = trial(seed)
+        verdict = trial(seed, told=told)
         if verdict.startswith("wrong"):
             print(verdict)
         totals[verdict.split(":")[0]] += 1

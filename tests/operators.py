@@ -6,7 +6,11 @@ argument is the parameter, another holds the samples. *One by one*: the operator
 each time on one sample's part of a batch. The truth is one backward pass per loss on the native
 graph, without persample.
 
+With ``--ids`` the first two roles are tried with samples that ids tell apart (tests/irregular.py):
+several rows each, in no order, as many as it happens to be, some nobody's, or single elements.
+
     python -m tests.operators            all entries, prints counts
+    python -m tests.operators --ids      the same with ids in no order
     python -m tests.operators matmul     entries whose name contains a word
 """
 
@@ -16,7 +20,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +30,22 @@ import persample
 from persample.layout import Layout, ids_of
 
 SAMPLES_PER_ENTRY = 20
+
+
+class Mark(NamedTuple):
+    """Where the samples are in a tensor: in order on one axis, or as ids say."""
+
+    tensor: Tensor
+    axis: int
+    ids: Tensor | None = None
+
+    def foreign(self, grad: Tensor, sample: int, n: int) -> Tensor:
+        """A gradient of the tensor where it belongs to other samples."""
+        if self.ids is None:
+            others = torch.tensor([j for j in range(n) if j != sample], dtype=torch.long)
+        else:
+            others = ((self.ids >= 0) & (self.ids != sample)).nonzero().flatten()
+        return grad.index_select(self.axis, others)
 
 
 class Weight(nn.Module):
@@ -45,7 +65,7 @@ def entries() -> list[Any]:
     ]
 
 
-def reduced(out: Any, recorder: Any) -> Tensor | None:
+def reduced(out: Any, recorder: Any, *, told: bool = False) -> Tensor | None:
     """Losses per sample from whatever an operator returned, by the recorder's own layouts."""
     flat = [t for t in tree_flatten(out)[0] if isinstance(t, Tensor)]
     total = None
@@ -58,29 +78,31 @@ def reduced(out: Any, recorder: Any) -> Tensor | None:
             return None
         with torch._C.DisableTorchFunction():
             ids = ids_of(state, tensor.shape, n, tensor.device).expand(tensor.shape).reshape(-1)
-            if bool((ids < 0).any()):
+            owned = ids >= 0
+            if not told and not bool(owned.all()):
                 return None
             weights = torch.linspace(0.5, 1.5, tensor.numel(), dtype=torch.float64)
         value = tensor
         if value.is_complex():
             value = torch.view_as_real(value.resolve_conj()).sum(-1)
         flat_value = (value.reshape(-1) * weights.to(value.dtype)).square()
+        if told:  # elements of nobody are in no loss
+            flat_value, ids = flat_value[owned], ids[owned]
         part = torch.zeros(n, dtype=flat_value.dtype).index_add(0, ids, flat_value)
         total = part if total is None else total + part
     return total
 
 
-def run(
-    call: Callable[[Weight], Any], module: Weight, marks: list[tuple[Tensor, int]], n: int
-) -> str:
+def run(call: Callable[[Weight], Any], module: Weight, marks: list[Mark], n: int) -> str:
     """One trial: 'exact', 'refused' or 'wrong: …'."""
     try:
         with persample.record(module, n=n, unproven="refuse", verify=False) as tape:
-            for tensor, axis in marks:
-                tape.mark(tensor, dim=axis)
+            for tensor, axis, ids in marks:
+                tape.mark(tensor, dim=axis, ids=ids)
             torch.manual_seed(1)
             out = call(module)
-            losses = reduced(out, tape._recorder)
+            told = any(mark.ids is not None for mark in marks)
+            losses = reduced(out, tape._recorder, told=told)
             if losses is None:
                 return "refused"
             tape.backward(losses)
@@ -102,11 +124,11 @@ def _size(losses: Tensor) -> float:
     return float(losses.detach().abs().max()) if losses.numel() else 0.0
 
 
-def truth(call: Any, module: Weight, marks: Any, n: int) -> Tensor | None:
+def truth(call: Any, module: Weight, marks: list[Mark], n: int) -> Tensor | None:
     """Rows by one backward pass per loss, the layout taken as claimed."""
     with persample.record(module, n=n) as tape:  # only to learn the claimed layout of the result
-        for tensor, axis in marks:
-            tape.mark(tensor, dim=axis)
+        for tensor, axis, ids in marks:
+            tape.mark(tensor, dim=axis, ids=ids)
         torch.manual_seed(1)
         out = call(module)
         recorder = tape._recorder
@@ -123,25 +145,24 @@ def truth(call: Any, module: Weight, marks: Any, n: int) -> Tensor | None:
         weights = torch.linspace(0.5, 1.5, tensor.numel(), dtype=torch.float64)
         value = torch.view_as_real(tensor.resolve_conj()).sum(-1) if tensor.is_complex() else tensor
         flat_value = (value.reshape(-1) * weights.to(value.dtype)).square()
-        total = total.to(flat_value.dtype).index_add(0, ids, flat_value)
+        owned = ids >= 0
+        total = total.to(flat_value.dtype).index_add(0, ids[owned], flat_value[owned])
     return _isolated(module, marks, n, total)
 
 
-def _isolated(module: Weight, marks: Any, n: int, total: Tensor) -> Tensor:
+def _isolated(module: Weight, marks: list[Mark], n: int, total: Tensor) -> Tensor:
     """Rows; poisoned with inf if a loss depends on another sample's data (samples mix)."""
     rows = []
-    inputs = [t for t, _ in marks if t.requires_grad]
+    followed = [mark for mark in marks if mark.tensor.requires_grad]
+    inputs = [mark.tensor for mark in followed]
     for i in range(n):
         found = torch.autograd.grad(
             total[i], [module.w, *inputs], retain_graph=True, allow_unused=True
         )
         row = torch.zeros_like(module.w) if found[0] is None else found[0].to_dense()
-        for (_tensor, axis), g in zip(
-            [m for m in marks if m[0].requires_grad], found[1:], strict=True
-        ):
+        for mark, g in zip(followed, found[1:], strict=True):
             if g is not None:
-                others = [j for j in range(n) if j != i]
-                foreign = g.index_select(axis, torch.tensor(others, dtype=torch.long))
+                foreign = mark.foreign(g, i, n)
                 if bool(foreign.isfinite().logical_and(foreign.ne(0)).any()):
                     row = torch.full_like(row, 1e300)
         rows.append(row)
@@ -153,14 +174,19 @@ def _call(op: Any, leaves: list[Any], spec: Any) -> Any:
     return op.op(*args, **kwargs)
 
 
-def trials(op: Any, sample: Any) -> Iterator[tuple[str, Callable[[], str]]]:
-    """Every role of every tensor argument and axis."""
-    leaves, spec = tree_flatten(((sample.input, *sample.args), sample.kwargs))
-    tensors = [
+def float_places(leaves: list[Any]) -> list[int]:
+    """Which arguments may hold samples, or be a parameter."""
+    return [
         k
         for k, v in enumerate(leaves)
         if isinstance(v, Tensor) and v.is_floating_point() and v.layout is torch.strided
     ]
+
+
+def trials(op: Any, sample: Any) -> Iterator[tuple[str, Callable[[], str]]]:
+    """Every role of every tensor argument and axis."""
+    leaves, spec = tree_flatten(((sample.input, *sample.args), sample.kwargs))
+    tensors = float_places(leaves)
     base = [v.detach().clone() if isinstance(v, Tensor) else v for v in leaves]
     for k in tensors:
         x = base[k]
@@ -211,7 +237,7 @@ def _data(op: Any, sample: Any, base: Any, spec: Any, k: int, axis: int, n: int)
         leaves[k] = x + m.w
         return _call(op, leaves, spec)
 
-    return run(call, module, [(x, axis)], n)
+    return run(call, module, [Mark(x, axis)], n)
 
 
 def _several(op: Any, sample: Any, base: Any, spec: Any, group: list[int], axis: int) -> str:
@@ -226,7 +252,7 @@ def _several(op: Any, sample: Any, base: Any, spec: Any, group: list[int], axis:
             leaves[k] = x + m.w
         return _call(op, leaves, spec)
 
-    return run(call, module, [(x, x.dim() + axis) for x in xs], n)
+    return run(call, module, [Mark(x, x.dim() + axis) for x in xs], n)
 
 
 def _one_by_one(op: Any, base: Any, spec: Any, k: int) -> str:
@@ -285,10 +311,13 @@ def _use(op: Any, sample: Any, base: Any, spec: Any, j: int, k: int, axis: int, 
         leaves[j] = m.w
         return _call(op, leaves, spec)
 
-    return run(call, module, [(x, axis)], n)
+    return run(call, module, [Mark(x, axis)], n)
 
 
-def attack(op: Any) -> Counter[str]:
+Roles = Callable[[Any, Any], Iterator[tuple[str, Callable[[], str]]]]
+
+
+def attack(op: Any, roles: Roles = trials) -> Counter[str]:
     """Verdicts over the entry's sample inputs."""
     verdicts: Counter[str] = Counter()
     torch.manual_seed(0)
@@ -301,7 +330,7 @@ def attack(op: Any) -> Counter[str]:
     except Exception:
         return verdicts
     for sample in samples:
-        for name, trial in trials(op, sample):
+        for name, trial in roles(op, sample):
             try:
                 torch.manual_seed(1)
                 verdict = trial()
@@ -319,6 +348,13 @@ def attack(op: Any) -> Counter[str]:
     return verdicts
 
 
+def irregular_roles() -> Roles:
+    """The roles of ``--ids``."""
+    from .irregular import trials as irregular  # that module is made of this one
+
+    return irregular
+
+
 def main() -> None:
     """Print the verdict of every entry and the totals."""
     warnings.simplefilter("ignore")
@@ -327,11 +363,12 @@ def main() -> None:
     totals: Counter[str] = Counter()
     trials_total: Counter[str] = Counter()
     refused = []
+    roles = irregular_roles() if "--ids" in sys.argv else trials
     for op in entries():
         name = f"{op.name}.{op.variant_test_name}".rstrip(".")
         if words and not any(w in name for w in words):
             continue
-        verdicts = attack(op)
+        verdicts = attack(op, roles)
         trials_total.update(verdicts)
         kind = (
             "wrong"

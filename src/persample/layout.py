@@ -111,18 +111,17 @@ def explicit(ids: Tensor, n: int) -> Layout:
 
 
 def _closed_form(ids: Tensor, n: int, *, bold: bool = False) -> int | None:
-    """The ``inner`` for which ids are (j // inner) % n, where -1 agrees with anything.
+    """The ``inner`` for which ids are (j // inner) % n.
 
-    Where two samples have no rows, or half of the rows are nobody's, only the ``bold`` go on: the
-    order of rows that are not known need not be that of the others. So where all rows are one's.
+    Rows of nobody agree with anything, but only for the ``bold``: whoever takes them for some
+    sample's has to remember that this is a guess.
     """
     size = ids.numel()
     if n == 0 or size == 0 or size % n:
         return None
     wild = ids < 0
     if not bold and bool(wild.any()):
-        if 2 * int(wild.sum()) > size or torch.unique(ids[~wild]).numel() < max(n - 1, 2):
-            return None
+        return None
     index = torch.arange(size, device=ids.device)
     repeats = size // n
     for inner in sorted((d for d in range(1, repeats + 1) if repeats % d == 0), reverse=True):

@@ -10,7 +10,6 @@ from torch import Tensor
 from ..errors import Mixing
 from ..layout import Layout, align, explicit, ids_of, merge, remap
 from .call import Call, Result, axes, carry
-from .movement import probed
 from .reshaping import squeeze_colours
 from .subscript import is_full, shrunk, spread
 from .table import rule
@@ -130,7 +129,7 @@ def gather(call: Call) -> Result:
     else:
         index, dim = call.arg(1, "indices"), call.arg(2, "dim")
         if dim is None:
-            return probed(call)  # type: ignore[return-value]
+            return take(call)  # type: ignore[return-value]
     if x.dim() == 0:
         return None
     axis = dim % x.dim()
@@ -164,7 +163,7 @@ def gather(call: Call) -> Result:
 @rule("take", linear=True, routes=True)
 def take(call: Call) -> Result:
     """Indices into the flattened tensor."""
-    x, index = call.arg(0, "input", "self"), call.arg(1, "index")
+    x, index = call.arg(0, "input", "self"), call.arg(1, "index", "indices")
     layout, chosen = call.layout(x), call.layout(index)
     result: Layout | None = None
     if layout is not None:

@@ -16,23 +16,28 @@ from .reshaping import reshape as reshape_layout
 from .reshaping import squeeze_colours
 from .table import rule
 
+# all tensors among the arguments are moved
+_ALL_MOVED = frozenset(("block_diag", "select_scatter", "slice_scatter", "diagonal_scatter"))
+
 
 def probe(call: Call, function: Callable[..., Any] | None = None) -> Any:
     """Run the operator on colours instead of values; returns colours (-1: no sample).
 
-    Colours are shifted by one, so that zeros an operator fills in mean "no sample".
+    Colours are shifted by one, so that zeros an operator fills in mean "no sample". Constants have
+    zeros, too, whatever their dtype; only numbers behind the first argument (how often, how long,
+    where to cut) stay what they are.
     """
+    behind = [*call.args[1:], *call.kwargs.values()] if call.name not in _ALL_MOVED else ()
+    numbers = {id(v) for v in behind if isinstance(v, Tensor) and not v.is_floating_point()}
 
     def colour(value: Any) -> Any:
-        if not isinstance(value, Tensor):
+        if not isinstance(value, Tensor) or id(value) in numbers:
             return value
         layout = call.layout(value)
         if layout is not None:
             ids = ids_of(layout, value.shape, call.n, value.device) + 1
             return ids.expand(value.shape)
-        if value.is_floating_point() or value.is_complex():
-            return torch.zeros((), dtype=torch.long, device=value.device).expand(value.shape)
-        return value
+        return torch.zeros((), dtype=torch.long, device=value.device).expand(value.shape)
 
     args, kwargs = tree_map(colour, (tuple(call.args), dict(call.kwargs)))
     out = (function or call.func)(*args, **kwargs)

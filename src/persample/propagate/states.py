@@ -96,7 +96,7 @@ def _apply(operator: Operator, call: Call) -> Result | list[Result]:
             LOOP,
         )
     try:
-        return operator.rule(call)
+        return _fitting(operator.rule(call), call)
     except Mixing:
         raise
     except Exception as error:  # a rule that cannot cope proves nothing
@@ -104,6 +104,21 @@ def _apply(operator: Operator, call: Call) -> Result | list[Result]:
             f"the layout rule of {operator.name} could not follow this call "
             f"({type(error).__name__}: {error})"
         ) from error
+
+
+def _fitting(result: Result | list[Result], call: Call) -> Result | list[Result]:
+    """The same, if ids can be expanded to the results they are of."""
+    each = result if isinstance(result, list) else [result]
+    if not any(isinstance(state, Layout) and state.ids is not None for state in each):
+        return result
+    outs = outputs(call.out)
+    each = each if isinstance(result, list) else each * len(outs)
+    for out, state in zip(outs, each, strict=False):
+        if isinstance(state, Layout) and state.ids is not None:
+            pairs = zip(state.ids.shape, out.shape, strict=False)
+            if state.ids.dim() != out.dim() or any(a not in (1, b) for a, b in pairs):
+                raise Mixing(f"{call.name}: an axis that holds samples changes its size")
+    return result
 
 
 def _special(operator: Operator, call: Call, coloured: Coloured) -> Result | list[Result]:
