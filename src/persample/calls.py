@@ -17,7 +17,8 @@ from .marks import Derived, same, unseen
 from .meeting import meet, not_per_sample
 from .nodes import graph_node
 from .parties import Parties, Sorting, Transformed
-from .propagate import COND, SET_DATA, ZEROS, Operator, apart_by_zeros, propagate
+from .propagate import COND, SET_DATA, ZEROS, Operator, apart_by_zeros, collect, propagate
+from .walls import Finite
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -212,7 +213,16 @@ class Calls:
             return None
         n = self._marks.n or 0
         found = apart_by_zeros(operator, args, kwargs, out, parties.coloured, n)
-        self.recorder.by_zeros = self.recorder.by_zeros or found is not None
+        if found is not None:
+            tensors: list[Tensor] = []
+            collect([*args, *kwargs.values()], tensors)
+            samples = {id(t) for t, state in parties.coloured if isinstance(state, Layout)}
+            self.recorder.by_zeros.note(
+                [t for t in tensors if out.requires_grad and id(t) not in samples],
+                masks=operator.name == "scaled_dot_product_attention",
+            )
+            if out.grad_fn is not None:
+                out.grad_fn.register_hook(Finite(self.recorder.tape_ref, operator.name, here()))
         return found
 
     def _derive(

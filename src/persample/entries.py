@@ -292,11 +292,20 @@ def nobodys(use: Use) -> MissedUseError:
     )
 
 
-def poisoned(use: Use) -> MissedUseError:
+def poisoned(operator: str, place: Place | None) -> MissedUseError:
     """A gradient is not finite where zeros keep samples apart."""
     return MissedUseError(
-        f"the gradient that reached {use.operator} is not finite",
-        where=describe(use.place),
+        f"the gradient that reached {operator} is not finite",
+        where=describe(place),
         why="zeros of a matrix or a mask keep the samples apart, and zero times that is not zero",
         fix="leave out the samples whose losses overflow",
+    )
+
+
+def opened() -> StaleError:
+    """A constant that kept samples apart in forward does not in backward."""
+    return StaleError(
+        "a matrix or a mask whose zeros keep the samples apart was written to before backward",
+        why="backward reads it again, and gives samples gradients of others",
+        fix="write to a clone of it",
     )

@@ -18,6 +18,7 @@ from .entries import (
     forget_lookups,
     gone,
     nobodys,
+    opened,
     own,
     poisoned,
     reached,
@@ -161,7 +162,7 @@ class Intake:
                         self.trouble = self.trouble or nobodys(use)
                         return
         if recorder.by_zeros and not all(g is None or bool(g.isfinite().all()) for g in scaled):
-            self.trouble = self.trouble or poisoned(use)
+            self.trouble = self.trouble or poisoned(use.operator, use.place)
             return
         if recorder.parameters.exchanged and self._exchanged(use):
             return
@@ -246,6 +247,8 @@ class Intake:
             ):
                 if not same:
                     self.trouble = self.trouble or changed(use)
+        if self.recorder.by_zeros.changed():
+            self.trouble = self.trouble or opened()
 
     def _unscaled(self, grad: Tensor) -> Tensor:
         if grad.requires_grad:

@@ -28,6 +28,7 @@ from .soiled import Soiled
 from .subclasses import behind, overridden, override
 from .tape import Tape
 from .values import Constants
+from .walls import Zeros
 
 _OPEN: list[set[int]] = []  # ids of the modules of every open recording
 with torch.inference_mode(False):
@@ -75,7 +76,7 @@ class Recorder:
         self.positions, self.budget = positions, budget
         self.loop = unproven == "loop"
         self.transforming = False  # torch.func ran code that was not followed
-        self.by_zeros = False  # zeros of a constant were all that kept samples apart
+        self.by_zeros = Zeros()  # zeros of a constant were all that kept samples apart
         self.second_order = False  # a gradient was taken to be differentiated again
         self.native = verify or self.loop
         self._walked = modules_of(model)
@@ -187,6 +188,7 @@ class Recorder:
         self.soiled.clear()
         self.inputs.kept.clear()
         self.constants.clear()
+        self.by_zeros.clear()
 
     if not TYPE_CHECKING:
 

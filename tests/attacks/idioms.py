@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from .base import EXACT, REFUSED, Case, N, Table, lin, on_module, rand
+from .base import EITHER, EXACT, REFUSED, Case, N, Table, lin, on_module, rand
 
 T = 3
 LENGTHS = [3, 1, 2, 3]
@@ -42,14 +42,19 @@ def unpadded(m: Any, x: Tensor, mask: Tensor) -> Tensor:
     return m.k(out.view(N, T, N))
 
 
-def by_keys(m: Any, x: Tensor) -> Tensor:
+def by_keys(m: Any, x: Tensor, *, numbers: bool = True) -> Tensor:
     """Each sample through the layer of its key."""
     h, keys = m.l(x), (x.sum((1, 2)) > 0).long()
     out = torch.zeros_like(h)
-    for key in keys.unique():
+    for key in keys.unique().tolist() if numbers else keys.unique():
         chosen = keys == key
         out[chosen] = (m.k if key else m.l)(h[chosen])
     return out
+
+
+def keys_of(x: Tensor) -> Tensor:
+    """The keys that occur in a batch, as numbers to compute with."""
+    return (10 * x[:, 0, 0]).long().unique().double()
 
 
 def counted(m: Any, x: Tensor) -> Tensor:
@@ -120,6 +125,9 @@ ROUTED: Table = {
     "unpadded and padded": (EXACT, lambda m, x: unpadded(m, x, x.sum(2) > -1)),
     "unpadded, some are empty": (EXACT, lambda m, x: unpadded(m, x, of_some(x))),
     "unique keys": (EXACT, by_keys),
+    "unique keys as tensors": (EITHER, lambda m, x: by_keys(m, x, numbers=False)),
+    "scaled by the sum of unique keys": (REFUSED, lambda m, x: m.k(m.l(x)) * keys_of(x).sum()),
+    "shifted by the least of unique keys": (REFUSED, lambda m, x: m.k(m.l(x) - keys_of(x)[0])),
     "counts of keys": (REFUSED, counted),
     "experts": (EXACT, experts),
     "experts with capacity": (REFUSED, capacity),

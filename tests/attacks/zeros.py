@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .base import EITHER, EXACT, REFUSED, Case, N, Table, lin, on_module, rand
+from .base import EITHER, EXACT, REFUSED, Case, N, Table, case, lin, on_module, rand
 
 T = 3
 IDS = torch.arange(N).repeat_interleave(T)
@@ -22,6 +22,7 @@ OPEN = SAME.clone()
 OPEN[0, -1] = True
 SQUARES = torch.zeros(1, N * T, dtype=torch.float64)
 SQUARES[:, [0, 3, 4, 9, 10]] = 1  # 0, 1, 1, 3, 3: mean 1.6, and as many squares as five times 2
+ALIKE = torch.block_diag(*[rand(T, T)] * N)
 FAR = torch.zeros(N * T, N * T, dtype=torch.float64)
 
 
@@ -48,6 +49,30 @@ def dispatched(m: Any, x: Tensor, slots: Tensor) -> Tensor:
     return torch.einsum("sc,cd->sd", way, m.k(torch.einsum("sc,sd->cd", way, h))).view(N, T, N)
 
 
+def opened(m: Any, x: Tensor, *, einsum: bool = False) -> Tensor:
+    """A matrix that is filled after the product, unseen by autograd."""
+    matrix = BLOCKS.clone()
+    h = torch.einsum("ab,bd->ad", matrix, flat(m, x)) if einsum else matrix @ flat(m, x)
+    matrix.data.fill_(1.0)
+    return m.k(h).view(N, T, N)
+
+
+def unmasked(m: Any, x: Tensor) -> Tensor:
+    """A mask that is opened after the attention: the fused operator reads it again."""
+    mask = FAR.masked_fill(~SAME, -torch.inf)[None, None]
+    h = flat(m, x)[None, None]
+    out = m.k(F.scaled_dot_product_attention(h, h, h, attn_mask=mask)).view(N, T, N)
+    mask.data.zero_()
+    return out
+
+
+def tidied(m: Any, x: Tensor, scale: Tensor) -> Tensor:
+    """A hook makes numbers of what the overflow of one sample left of all gradients."""
+    h = flat(m, x)
+    h.register_hook(lambda grad: grad.nan_to_num(0.0, 0.0, 0.0))
+    return (ALIKE[: len(h), : len(h)] @ h).view(-1, T, N) * scale[:, None, None].square()
+
+
 PRODUCTS: Table = {
     "blocks": (EXACT, lambda m, x: nodes(BLOCKS, m, x)),
     "blocks by keyword": (
@@ -57,6 +82,8 @@ PRODUCTS: Table = {
         EXACT, lambda m, x: m.k(torch.einsum("ab,bd->ad", BLOCKS, flat(m, x))).view(N, T, N)),
     "blocks, twice": (EXACT, lambda m, x: nodes(BLOCKS, m, nodes(BLOCKS, m, x))),
     "almost blocks": (REFUSED, lambda m, x: nodes(ALMOST, m, x)),
+    "blocks, filled later": (REFUSED, opened),
+    "blocks by einsum, filled later": (REFUSED, lambda m, x: opened(m, x, einsum=True)),
     "blocks, then almost": (REFUSED, lambda m, x: nodes(ALMOST, m, nodes(BLOCKS, m, x))),
     "almost, then blocks, of the same shape": (
         EXACT, lambda m, x: (nodes(ALMOST, m, x), nodes(BLOCKS, m, x))[1]),
@@ -85,6 +112,7 @@ MASKS: Table = {
         REFUSED, lambda m, x: m.k(F.scaled_dot_product_attention(
             flat(m, x) * 1e155, flat(m, x) * 1e155, flat(m, x),
             attn_mask=FAR.masked_fill(~SAME, torch.finfo(torch.float64).min))).view(N, T, N)),
+    "of a pack, opened later": (REFUSED, unmasked),
     "of a pack, large numbers": (
         REFUSED, lambda m, x: attended(m, x, attn_mask=FAR.masked_fill(~SAME, -1e4))),
     "open at one place": (REFUSED, lambda m, x: attended(m, x, attn_mask=OPEN)),
@@ -102,4 +130,8 @@ def cases() -> Iterator[Case]:
     weight = BLOCKS.clone()
     parts = {"l": lin(), "k": lin(seed=3), "w": weight}
     yield from on_module("zeros", PRODUCTS, rand(N, T, N), **parts)
+    huge = torch.tensor([1e300, 1, 1, 1], dtype=torch.float64)
+    for name, expectation, scale in (("", EXACT, huge.clamp(max=2)), (" it has", REFUSED, huge)):
+        yield case(f"zeros: a hook that hides overflow{name}", expectation, tidied,
+                   rand(N, T, N), scale, l=lin())  # fmt: skip
     yield from on_module("mask", MASKS, rand(N, T, N), l=lin(), k=lin(seed=3))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..errors import Mixing, Reason, here
-from ..layout import Layout, Mixed, explicit, ids_of
+from ..errors import Mixing
+from ..layout import Layout, explicit, ids_of
 from .call import Call, Result, carry
 from .table import rule
 
@@ -36,17 +36,12 @@ def segments(call: Call) -> Result:
 
 
 @rule("unique unique_consecutive", routes=True)
-def keys(call: Call) -> list[Result]:
-    """Which integer keys there are only routes, like sorting them.
-
-    Their numbers, and each key's place among those of all samples, depend on the whole batch.
-    """
-    x = call.arg(0, "input", "self")
-    if x.is_floating_point() or x.is_complex():
-        raise Mixing(f"{call.name} looks at the whole batch")
-    why = "keys are counted over the whole batch"
-    counted = Mixed(Reason(call.name, why, (tuple(x.shape),), here()))
-    return [None] if isinstance(call.out, Tensor) else [None, *[counted] * (len(call.out) - 1)]
+def keys(call: Call) -> Result:
+    """Which keys there are, how many, and each key's place among them depend on the whole batch."""
+    raise Mixing(
+        f"{call.name} looks at the whole batch",
+        "to route rows by their keys: for key in keys.unique().tolist()",
+    )
 
 
 @rule("histc histogram searchsorted", routes=True)

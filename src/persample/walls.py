@@ -1,0 +1,71 @@
+"""Constants that alone keep samples apart: they must do so in backward, too."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from .entries import poisoned
+from .errors import Place
+
+if TYPE_CHECKING:
+    from .tape import Tape
+
+
+class Zeros:
+    """Where constants were zero, or masks closed, that alone kept samples apart.
+
+    Backward reads the constants again: a sample would be given gradients of another.
+    """
+
+    def __init__(self) -> None:
+        self._seen: list[tuple[Tensor, Tensor, bool]] = []
+        self._any = False
+
+    def __bool__(self) -> bool:
+        return self._any
+
+    def note(self, constants: Iterable[Tensor], *, masks: bool) -> None:
+        """These kept samples apart; torch keeps masks of truth values as numbers of its own."""
+        self._any = True
+        for tensor in constants:
+            if tensor.dtype != torch.bool:
+                self._seen.append((tensor, _open(tensor, masks=masks), masks))
+
+    def changed(self) -> bool:
+        """Whether one of them keeps others apart now."""
+        return not all(
+            torch.equal(_open(tensor, masks=masks), before) for tensor, before, masks in self._seen
+        )
+
+    def clear(self) -> None:
+        """Forget them."""
+        self._seen.clear()
+
+
+def _open(tensor: Tensor, *, masks: bool) -> Tensor:
+    value = tensor.detach()
+    return value > torch.finfo(value.dtype).min / 2 if masks else value != 0
+
+
+class Finite:
+    """A hook on a product whose zeros keep samples apart, before code of the user's own.
+
+    That may make numbers of what another sample's overflow has left.
+    """
+
+    __slots__ = ("_operator", "_place", "_tape")
+
+    def __init__(self, tape: weakref.ref[Tape], operator: str, place: Place | None) -> None:
+        self._tape, self._operator, self._place = tape, operator, place
+
+    def __call__(self, made: Sequence[Tensor | None], given: Sequence[Tensor | None]) -> None:
+        """Gradients came to the product, and left it."""
+        tape = self._tape()
+        if tape is not None and tape._ledger.receiving and tape._ledger.trouble is None:
+            if not all(g is None or bool(g.isfinite().all()) for g in (*made, *given)):
+                tape._ledger.trouble = poisoned(self._operator, self._place)
