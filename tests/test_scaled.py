@@ -326,6 +326,23 @@ def test_two_versions_of_a_mask_are_two_masks() -> None:
     torch.testing.assert_close(tape.norms(), want["w"].flatten(1).norm(dim=1))
 
 
+@pytest.mark.parametrize("again", [True, False])
+def test_masks_that_nobody_keeps_are_not_taken_for_each_other(again: bool) -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        for k in range(6):
+            x = F.linear(x, m.w * (m.m + k)).tanh()
+        return x
+
+    torch.manual_seed(0)
+    model = Fn(forward, w=par(6, 6), m=mask(6, 6)).double()
+    x = torch.randn(3, 6, dtype=torch.float64)
+    with persample.record(model, lean=persample.Ahead(again=again, moments=True)) as tape:
+        tape.backward(losses(model, x))
+    want = oracle(model, losses, x)["w"]
+    torch.testing.assert_close(tape.norms(), want.flatten(1).norm(dim=1))
+    torch.testing.assert_close(tape.variance()["w"], want.var(0))
+
+
 # ------------------------------------------------------------------ waste
 
 QUESTIONS: dict[str, Callable[[persample.Tape], Any]] = {

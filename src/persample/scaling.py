@@ -133,13 +133,27 @@ def _multiplied(node: Any, name: str, argument: int) -> tuple[Tensor | None, Has
     return constant.double().reciprocal(), ("/", key)
 
 
+class _Memory:
+    """Tells constants by where they are, and holds on to them: nothing else comes to lie there."""
+
+    __slots__ = ("place", "tensor")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+        layout = tensor.dtype, tensor.device, tensor.shape, tensor.stride()
+        self.place = (tensor.data_ptr(), version(tensor), *layout)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Memory) and self.place == other.place
+
+    def __hash__(self) -> int:
+        return hash(self.place)
+
+
 def _identity(constant: Tensor) -> Hashable:
-    """Equal for equal constants, as long as a graph holds on to them."""
-    if constant.dim() == 0 and constant.device.type == "cpu":
-        return constant.item()
-    return (
-        constant.data_ptr(), version(constant), constant.dtype, constant.shape, constant.stride()
-    )  # fmt: skip
+    """Equal for equal constants."""
+    number = constant.dim() == 0 and constant.device.type == "cpu"
+    return constant.item() if number else _Memory(constant)
 
 
 def _own(factor: Tensor | None, shape: torch.Size) -> Tensor | None:
