@@ -22,7 +22,7 @@ from .rows import Rows
 from .sketch import Sketch
 
 _TILE = 4 << 20  # bytes of rows that stay in cache between two passes
-_LOOSE = 1e-3  # what rounding may add to a squared norm before it is taken again
+_LOOSE = 4e-3  # what rounding may add to a squared norm before it is taken again
 
 
 class Scaled(Mapped):
@@ -60,8 +60,12 @@ class Scaled(Mapped):
         return self.even or isinstance(self.form, (Dense, Outer, Patches))
 
     def row_bytes(self) -> int:
-        """A row, and the inner form's."""
-        return super().row_bytes() + self.form.row_bytes()
+        """The inner form's, and a row unless products take its place."""
+        return self.form.row_bytes() + (0 if self._in_place else super().row_bytes())
+
+    @property
+    def _in_place(self) -> bool:
+        return isinstance(self.form, (Outer, Patches))
 
     def plan(self) -> Plan:
         """The inner form's own for one number, one product for one position, else rows."""
@@ -87,7 +91,7 @@ class Scaled(Mapped):
     def wide_dense(self, first: int = 0, last: int | None = None) -> Tensor:
         """The inner rows times M, in place where they are new."""
         rows = self.form.wide_dense(first, last)
-        new = isinstance(self.form, (Outer, Patches)) and not rows._is_zerotensor()
+        new = self._in_place and not rows._is_zerotensor()
         return rows.mul_(self.factor) if new else rows * self.factor
 
     def exactly(self, which: Tensor) -> Tensor:
@@ -168,7 +172,7 @@ class Scaled(Mapped):
         """Rows are rounded as sums are; doubtful samples again in double precision."""
         found, off = self._by_rows(), self.rounding()
         # rows of convolutions are added up in blocks of positions
-        slack = (16 if isinstance(self.form, Patches) else 2) * off
+        slack = (12.5 if isinstance(self.form, Patches) else 2) * off
         gap = 2 * found.sqrt() * slack + slack.square()
         bound = self.enlarged(found) + gap
         which = (gap > _LOOSE * found).nonzero().flatten()
