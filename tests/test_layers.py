@@ -13,12 +13,12 @@ SOURCE = Path(persample.__file__).parent
 ORDER = [
     "errors", "requests", "nodes", "layout", "settling", "propagate", "forms", "conditions",
     "steady", "kinds", "use", "through", "marks", "parameters", "soiled", "values", "distributed",
-    "rules", "tap", "enter", "eager", "arguments", "guess", "declared", "inputs", "entries",
-    "walls", "forming", "explain", "clipping", "buffers", "queries", "lean", "intake", "ledger",
-    "positions", "asked", "products", "moments", "tape", "taken", "hooks", "functions", "watch",
-    "custom", "proof", "loop", "backward", "engine", "operands", "recurrent", "parties", "marking",
-    "meeting", "calls", "subclasses", "recorder", "entry", "testing", "check", "expanded_weights",
-    "memory", "inspection", "target", "demonstration", "cli", "__main__",
+    "rules", "scaling", "tap", "enter", "eager", "arguments", "guess", "declared", "inputs",
+    "entries", "walls", "forming", "explain", "clipping", "buffers", "queries", "lean", "intake",
+    "ledger", "positions", "asked", "products", "moments", "tape", "taken", "hooks", "functions",
+    "watch", "custom", "proof", "loop", "backward", "engine", "operands", "recurrent", "parties",
+    "marking", "meeting", "calls", "subclasses", "recorder", "entry", "testing", "check",
+    "expanded_weights", "memory", "inspection", "target", "demonstration", "cli", "__main__",
 ]  # fmt: skip
 
 

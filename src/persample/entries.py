@@ -12,11 +12,12 @@ from torch.autograd.graph import GradientEdge
 
 from .distributed import freed
 from .errors import MissedUseError, Place, StaleError, UsageError, describe
-from .forms import Apart, Dense, Form, Joint, Part, Picked, Pullback, Replay
+from .forms import Apart, Dense, Form, Joint, Part, Picked, Pullback, Replay, Scaled
 from .marks import version, versions
 from .nodes import expect_unconverted, leaves_of, lookups_of, nodes_of
 from .rules import OfTable
 from .rules.embedding import of_table
+from .scaling import scaled_back
 from .use import Firing, Operand, Use
 
 Selected = Mapping[str, Tensor]
@@ -127,7 +128,8 @@ def _pulled_back(form: Form, operand: Operand, parameter: Tensor) -> Form:
         operand.lookups = lookups_of(edge.node)
     node = operand.lookups.get(id(parameter))
     if node is None or parameter.dim() != 2:
-        return Pullback(form, edge, parameter, dtype)
+        found = scaled_back(form, edge, parameter)
+        return Pullback(form, edge, parameter, dtype) if found is None else found
     try:
         index, padding = node._saved_indices.clone(), node._saved_padding_idx
     except RuntimeError:  # overwritten: autograd says so
@@ -172,7 +174,7 @@ def written_out(entry: Entry, selected: Selected) -> list[Entry] | None:
         entry.form = Dense(entry.form.wide_dense())
     found = []
     for name, form in attached(entry, set(needed), selected):
-        if isinstance(form, (Picked, Pullback)):
+        if entry.operand.view is None and isinstance(form, (Part, Picked, Pullback, Scaled)):
             form = Dense(form.wide_dense())
         value = selected[name].detach()
         operand = Operand(entry.operand.position, value, name, None, version(value))

@@ -18,6 +18,7 @@ from .pullback import Pullback
 from .pulled import pulled
 from .replay import Replay
 from .rows import Rows
+from .scaled import Scaled, scaled
 from .shares import shares
 from .sharing import sharing
 from .sketch import Sketch, kept_sketch
@@ -44,6 +45,7 @@ __all__ = [
     "Pullback",
     "Replay",
     "Rows",
+    "Scaled",
     "Sketch",
     "Together",
     "Total",
@@ -57,6 +59,7 @@ __all__ = [
     "pulled",
     "real",
     "restored",
+    "scaled",
     "scratch",
     "shares",
     "sharing",

@@ -14,6 +14,7 @@ from .cost import MEMORY, scratch
 from .dense import Dense
 from .form import Form, wide
 from .outer import Outer
+from .scaled import Scaled
 
 
 class Kept(Dense):
@@ -30,7 +31,8 @@ class Kept(Dense):
 
 def saved(form: Form) -> int:
     """Multiplications that kept rows save: norms cost nothing beyond three passes through them."""
-    if not isinstance(form, Outer) or form.dtype.is_complex or form.t == 1:
+    factors = form.form if isinstance(form, Scaled) else form
+    if not isinstance(factors, Outer) or form.dtype.is_complex or factors.t == 1:
         return 0
     return form.plan().cost - 3 * MEMORY * _bytes(form)
 

@@ -16,6 +16,7 @@ from .outer import Outer
 from .part import Part
 from .pieces import Pieces
 from .rows import Rows
+from .scaled import Scaled
 from .total import Total, added
 
 
@@ -27,6 +28,8 @@ def shares(form: Form, n: int) -> Tensor:
         return shares(form.form, n)
     if isinstance(form, Pieces):
         return added([shares(part, n) for part in form.parts])
+    if isinstance(form, Scaled) and form.even:
+        return shares(form.form, n) * form.factor.square()
     if not form.dtype.is_complex:
         if isinstance(form, Dense):
             return _dense(form, n)

@@ -21,6 +21,7 @@ from .pieces import Pieces, disjoint
 from .pullback import Pullback
 from .replay import Replay
 from .rows import Rows, concatenated_rows
+from .scaled import Scaled
 from .sketch import Sketch
 
 
@@ -240,6 +241,8 @@ def _rounded_unseen(form: Form) -> bool:
     """Whether nothing tells how a form's rows are rounded."""
     if isinstance(form, Part):
         return _rounded_unseen(form.form)
+    if isinstance(form, Scaled):
+        return not form.certain or _rounded_unseen(form.form)
     if isinstance(form, Pieces):
         return any(_rounded_unseen(part) for part in form.parts)
     return isinstance(form, (Joint, Pullback, Replay))
