@@ -14,10 +14,10 @@ ORDER = [
     "errors", "requests", "nodes", "layout", "settling", "propagate", "forms", "conditions",
     "steady", "kinds", "use", "through", "marks", "parameters", "soiled", "values", "distributed",
     "rules", "scaling", "tap", "enter", "eager", "arguments", "guess", "declared", "inputs",
-    "entries", "walls", "forming", "explain", "clipping", "buffers", "queries", "lean", "intake",
-    "ledger", "positions", "asked", "products", "moments", "tape", "taken", "hooks", "functions",
-    "watch", "custom", "proof", "loop", "backward", "engine", "operands", "recurrent", "parties",
-    "marking", "meeting", "calls", "subclasses", "recorder", "entry", "testing", "check",
+    "refusals", "entries", "walls", "forming", "explain", "clipping", "buffers", "queries", "lean",
+    "intake", "ledger", "positions", "asked", "products", "moments", "tape", "taken", "hooks",
+    "functions", "watch", "custom", "proof", "loop", "backward", "engine", "operands", "recurrent",
+    "parties", "marking", "meeting", "calls", "subclasses", "recorder", "entry", "testing", "check",
     "expanded_weights", "memory", "inspection", "target", "demonstration", "cli", "__main__",
 ]  # fmt: skip
 

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, _engine_run_backward, get_gradient_edge
 
 from .conditions import RandomState, recast, uncast
-from .entries import exchanged
 from .errors import LOOP, MissedUseError, PersampleError, StaleError, UsageError
 from .forms import Form, within
 from .layout import Layout
@@ -19,6 +18,7 @@ from .lean import Visitor
 from .loop import disagreement, one_by_one, reference_of
 from .nodes import expect_unconverted, leaves_of
 from .proof import expect_history, expect_one_each, expect_possible, prove
+from .refusals import exchanged
 from .requests import number, shown
 from .settling import in_order
 

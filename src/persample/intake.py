@@ -13,14 +13,8 @@ from .distributed import crosses
 from .entries import (
     Entry,
     attached,
-    changed,
-    exchanged,
     forget_lookups,
-    gone,
-    nobodys,
-    opened,
     own,
-    poisoned,
     reached,
     sources,
     table_behind,
@@ -32,6 +26,7 @@ from .forming import forms_of
 from .forms import Form, Joint, within
 from .lean import Lean, Visitor
 from .nodes import leaves_of
+from .refusals import changed, exchanged, gone, nobodys, opened, poisoned
 from .rules import OfTable
 from .steady import expect_steady
 from .use import Firing, Operand, Use

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from .entries import expect_unchanged, stepped
+from .entries import expect_unchanged
 from .errors import MixedSamplesError, StaleError, UsageError, describe
 from .forms import (
     Apart,
@@ -29,6 +29,7 @@ from .forms import (
     within,
 )
 from .intake import Intake
+from .refusals import stepped
 from .values import Values
 
 Forms = Mapping[str, Form]

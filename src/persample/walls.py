@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .entries import poisoned
 from .errors import Place
+from .refusals import poisoned
 
 if TYPE_CHECKING:
     from .tape import Tape
