@@ -47,18 +47,9 @@ class Calls:
     ) -> Any:
         """Any call that is not a mere look at an attribute."""
         if operator.graph:
-            if func in ENGINE:
-                return self._engine(func, args, kwargs)
-            if operator.name == "grad_fn":
-                return graph_node(self._custom, func(*args))
-            if func is Tensor.register_hook:
-                self._leaves_its_module(args[0])
-                hook = self._custom.guarded(args[0], *args[1:], **kwargs)
-                return func(args[0], hook)  # type: ignore[no-untyped-call]
-            if operator.name == SET_DATA:
-                return self._exchange(func, *args)
-            if operator.name == COND:
-                return self._branch(*args, **kwargs)
+            found = self._of_the_graph(operator, func, args, kwargs)
+            if found is not _NOTHING:
+                return found
         if operator.enter and func not in self.entering and not operator.straight(args, kwargs):
             return self._enter(func, args, kwargs)
         parties = None
@@ -95,6 +86,24 @@ class Calls:
                 self._marking.store(operator, result, bad, parties.coloured, written=written)
                 return out
         return meet(self, operator, func, args, kwargs, parties)
+
+    def _of_the_graph(
+        self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        """Calls that build, read or run the graph, or choose a branch of it."""
+        if func in ENGINE:
+            return self._engine(func, args, kwargs)
+        if operator.name == "grad_fn":
+            return graph_node(self._custom, func(*args))
+        if func is Tensor.register_hook:
+            self._leaves_its_module(args[0])
+            hook = self._custom.guarded(args[0], *args[1:], **kwargs)
+            return func(args[0], hook)  # type: ignore[no-untyped-call]
+        if operator.name == SET_DATA:
+            return self._exchange(func, *args)
+        if operator.name == COND:
+            return self._branch(*args, **kwargs)
+        return _NOTHING
 
     # ------------------------------------------------------------------ ways to run it
 

@@ -162,9 +162,7 @@ def _own(factor: Tensor | None, shape: torch.Size) -> Tensor | None:
         return None
     if factor.numel() == 1:
         return factor.reshape(()).clone()
-    if (
-        factor.device.type == "cpu" and factor.numel()
-    ):  # elsewhere a look would have to be waited for
+    if factor.device.type == "cpu" and factor.numel():  # elsewhere a look has to be waited for
         least, most = factor.aminmax()
         if bool(least == most):
             return None if least == 1 else least.clone()

@@ -7,7 +7,7 @@ the sizes of that call.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 
@@ -74,6 +74,13 @@ class Plan:
 
     def __str__(self) -> str:
         return self.way + (f", {self.tiles} tiles" if self.tiles > 1 else "")
+
+
+def all_of(plans: Sequence[Plan], n: int) -> Plan:
+    """Of all parts, each asked on its own."""
+    ways = " + ".join(dict.fromkeys(p.way for p in plans))
+    flops, moved = sum(p.flops for p in plans), sum(p.moved for p in plans)
+    return Plan(ways, flops, moved, max(p.item for p in plans), n)
 
 
 def cheapest(*plans: Plan) -> Plan:

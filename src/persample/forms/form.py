@@ -67,6 +67,14 @@ def inner(x: Tensor, y: Tensor) -> Tensor:
     return flat_rows(x * y).sum(1)
 
 
+def added(tensors: Sequence[Tensor]) -> Tensor:
+    """The sum of tensors."""
+    out = tensors[0]
+    for tensor in tensors[1:]:
+        out = out + tensor
+    return out
+
+
 def squared(rows: Tensor) -> Tensor:
     """‖rows[i]‖², in short runs: as accurate as squaring first, without writing the squares."""
     flat = flat_rows(rows)

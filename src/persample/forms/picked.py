@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .cost import Plan, spans
-from .form import Form, wide
+from .form import Form, added, wide
 from .guard import Unsure
 from .mapped import Mapped
 from .rows import Rows
@@ -165,17 +165,9 @@ class Picked(Mapped):
     def moments(self) -> tuple[Tensor, Tensor]:
         """Those of the picked rows, added."""
         each = [rows.moments() for _, _, rows in self._tables()] or [self.table().moments()]
-        return sum_of([one for one, _ in each]), sum_of([two for _, two in each])
+        return added([one for one, _ in each]), added([two for _, two in each])
 
     def sum_of_squares(self) -> Tensor:
         """Those of the picked rows, added."""
         each = [rows.sum_of_squares() for _, _, rows in self._tables()]
-        return sum_of(each or [self.table().sum_of_squares()])
-
-
-def sum_of(tensors: list[Tensor]) -> Tensor:
-    """The sum, in the memory of the first."""
-    out = tensors[0]
-    for tensor in tensors[1:]:
-        out += tensor
-    return out
+        return added(each or [self.table().sum_of_squares()])

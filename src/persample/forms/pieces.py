@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from .cost import Plan
-from .form import Form, double, real, wide
+from .cost import Plan, all_of
+from .form import Form, added, double, real, wide
 from .guard import Unsure, enlarged, guarded
 from .part import Part
 
@@ -49,11 +49,7 @@ class Pieces(Form):
 
     def plan(self) -> Plan:
         """The pieces' own."""
-        plans = [p.plan() for p in self.parts]
-        ways = " + ".join(dict.fromkeys(p.way for p in plans))
-        item = max(p.item for p in plans)
-        flops, moved = sum(p.flops for p in plans), sum(p.moved for p in plans)
-        return Plan(ways, flops, moved, item, self.n)
+        return all_of([p.plan() for p in self.parts], self.n)
 
     def row_bytes(self) -> int:
         """A row, and the piece that is being written to it."""
@@ -92,18 +88,18 @@ class Pieces(Form):
 
     def sq_norms(self) -> Tensor:
         """Those of the pieces, added: they share no element."""
-        return _sum(p.sq_norms() for p in self.parts)
+        return added([p.sq_norms() for p in self.parts])
 
     def estimated(self) -> tuple[Tensor, Tensor]:
         """What can cancel within pieces."""
         each = [p.estimated() for p in self.parts]
-        found = _sum(norms for norms, _ in each)
+        found = added([norms for norms, _ in each])
         certain = all(scale is norms for norms, scale in each)
-        return found, found if certain else _sum(scale for _, scale in each)
+        return found, found if certain else added([scale for _, scale in each])
 
     def exactly(self, which: Tensor) -> Tensor:
         """Those of the pieces, added."""
-        return _sum(p.exactly(which) for p in self.parts)
+        return added([p.exactly(which) for p in self.parts])
 
     def measured(self) -> tuple[Tensor, Tensor]:
         """Those of the pieces, added."""
@@ -121,12 +117,12 @@ class Pieces(Form):
         for group in _alike(unsure):
             for each, (bounds, off) in zip(group, guarded(group), strict=True):
                 found.append((each.found, bounds, off))
-        squares, bounds, off = (_sum(column) for column in zip(*found, strict=True))
+        squares, bounds, off = (added(column) for column in zip(*found, strict=True))
         return squares, enlarged(bounds, len(found)), off
 
     def rounding(self) -> Tensor:
         """That of all pieces."""
-        return _sum(p.rounding() for p in self.parts)
+        return added([p.rounding() for p in self.parts])
 
     # ------------------------------------------------------------------ sums and products
 
@@ -160,7 +156,7 @@ class Pieces(Form):
 
     def dot(self, direction: Tensor) -> Tensor:
         """Those of the pieces, added."""
-        return _sum(p.dot(direction) for p in self.parts)
+        return added([p.dot(direction) for p in self.parts])
 
     def dots(self, other: Form) -> Tensor:
         """Piece by piece where both have the same pieces; those that one has alone meet zeros."""
@@ -201,11 +197,3 @@ def _alike(norms: list[Unsure]) -> Iterator[list[Unsure]]:
     """Those of one dtype together."""
     for dtype in dict.fromkeys(each.found.dtype for each in norms):
         yield [each for each in norms if each.found.dtype == dtype]
-
-
-def _sum(tensors: Iterator[Tensor] | Sequence[Tensor]) -> Tensor:
-    first, *others = tensors
-    out = first.clone()
-    for tensor in others:
-        out += tensor
-    return out

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from .cost import Plan, cheapest, spans
 from .dense import Dense
-from .form import Form, real, wide
+from .form import Form, added, real, wide
 from .outer import Outer
 from .part import Part
 from .pieces import Pieces
 from .rows import Rows
 from .scaled import Scaled
-from .total import Total, added
+from .total import Total
 
 
 def shares(form: Form, n: int) -> Tensor:

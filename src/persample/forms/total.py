@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from .apart import Apart, side_by_side
-from .cost import Plan, scratch
+from .cost import Plan, all_of, scratch
 from .dense import Dense
-from .form import Form, wide
+from .form import Form, added, wide
 from .guard import restored
 from .joint import Joint, joined
 from .mapped import Mapped
@@ -61,11 +61,7 @@ class Total(Form):
         rows = super().plan()
         if self.tied() is None:
             return rows
-        plans = [f.plan() for f in self.forms]
-        ways = " + ".join(dict.fromkeys(p.way for p in plans))
-        item = max(p.item for p in plans)
-        flops, moved = sum(p.flops for p in plans), sum(p.moved for p in plans)
-        return Plan(ways, flops, moved, item, self.n)
+        return all_of([f.plan() for f in self.forms], self.n)
 
     def row_bytes(self) -> int:
         """All parts' rows."""
@@ -286,14 +282,6 @@ def _between(form: Form, other: Form) -> Tensor:
     if isinstance(other, Rows) and not isinstance(form, Rows):
         return other.dots(form).T
     return form.dots(other)
-
-
-def added(tensors: list[Tensor]) -> Tensor:
-    """The sum of tensors."""
-    out = tensors[0]
-    for tensor in tensors[1:]:
-        out = out + tensor
-    return out
 
 
 def _concatenated(forms: list[Outer]) -> Outer:
