@@ -260,9 +260,7 @@ _REPEATED = "one column or row is repeated as what the result has besides its po
 GENERIC = {
     "index_select of columns": "rows of a table are along its first axis",
     "bilinear of many positions": "their products would take more memory than the rows",
-    **dict.fromkeys(("bmm of one column", "one column of each head", "one row @ data"), _REPEATED),
-    "einsum of three": "a rule for two operands exists",
-    "einsum of three, two parameters": "a rule for two operands exists",
+    **dict.fromkeys(("one column of each head", "one row @ data"), _REPEATED),
     "bag of maxima": "which rows win is known to torch's kernel alone",
 }
 

@@ -102,9 +102,9 @@ def lazy() -> nn.Module:
     """Gradients that are computed when they are asked for: no rule, and a derived parameter."""
 
     def run(m: Any, x: Tensor) -> Tensor:
-        return F.linear(torch.pow(m.first(x).exp(), m.w), F.normalize(m.a, dim=1))
+        return F.linear(torch.inner(m.first(x).exp(), m.w), F.normalize(m.a, dim=1))
 
-    return Fn(run, first=nn.Linear(4, 4), w=par(4), a=par(4, 4)).double()
+    return Fn(run, first=nn.Linear(4, 4), w=par(4, 4), a=par(4, 4)).double()
 
 
 def fused(model: nn.Module) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -104,6 +104,9 @@ def attached(
             for name in sources(operand, selected)
             if name in names
         ]
+    if operand.once is not None and form.shape != operand.value.shape:
+        once = replace(entry, operand=operand.once, form=_reshaped(form, operand.once.value.shape))
+        return attached(once, names, selected, by_hand)
     lookup, view = operand.lookup, operand.view
     if lookup is not None and version(lookup.index) == lookup.version:
         if isinstance(form, Dense):
@@ -120,6 +123,17 @@ def attached(
         for name in sources(operand, selected)
         if name in names
     ]
+
+
+def _reshaped(form: Form, shape: torch.Size) -> Form:
+    """The same numbers with axes of size one left out."""
+    if isinstance(form, Dense):
+        return Dense(form.values.reshape(form.n, *shape))
+    strides, step = [], 1
+    for size in reversed(form.shape):
+        strides.append(step)
+        step *= size
+    return Part(form, shape, tuple(reversed(strides)), 0)
 
 
 def _pulled_back(form: Form, operand: Operand, parameter: Tensor) -> Form:
@@ -146,8 +160,10 @@ def _pulled_back(form: Form, operand: Operand, parameter: Tensor) -> Form:
 def forget_lookups(use: Use, by_hand: Collection[Any]) -> None:
     """Rows of a table that code of the user's own sees are not just rows of the table."""
     for operand in use.operands:
-        if operand.lookup is not None and _passes(operand.edge.node, by_hand):
-            operand.lookup = None
+        if operand.lookup is not None or operand.once is not None:
+            if _passes(operand.edge.node, by_hand):
+                operand.lookup = operand.once = None
+                operand.expanded = operand.expanded if operand.view is not None else ()
 
 
 def _passes(node: Any, by_hand: Collection[Any]) -> bool:

@@ -14,7 +14,7 @@ import torch
 from .entries import expect_fitting, small
 from .forms import Apart, Form, Rows
 from .layout import Layout
-from .rules import RULES, Forms, OfTable, Rule, Unsuited, generic
+from .rules import RULES, Forms, OfTable, Rule, Unsuited, generic, stretched
 from .use import Firing, Use
 
 
@@ -32,14 +32,14 @@ def forms_of(
         if sample is not None:
             forms, name = forms_of(_of_one(use), firing, 1, rules, positions=False)
             return [_placed(form, sample, n) for form in forms], name
-    if rule is not None and not use.kind.inplace and n:
+    for each in (rule or stretched, stretched) if n else ():
         try:
-            found = rule(use, firing, n)
+            found = each(use, firing, n)
         except Unsuited:
-            return generic(use, firing, n), "generic"
-        if rule is own:
+            continue
+        if each is own:
             expect_fitting(use, found, n)
-        return found, rule.__name__
+        return found, each.__name__
     return generic(use, firing, n), "generic"
 
 

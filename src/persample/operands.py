@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 
 from .marks import Derived, version
 from .use import Operand, View
@@ -28,7 +29,31 @@ def operand_of(recorder: Recorder, position: int, value: Tensor) -> Operand:
         recorder.custom.behind(edge.node)
         _find_view(recorder, value, operand)
         operand.lookup = state.lookup if isinstance(state, Derived) else None
+        if operand.view is None and operand.lookup is None:
+            _find_copies(operand)
     return operand
+
+
+def _find_copies(operand: Operand) -> None:
+    """Whether a derived tensor repeats another: class tokens and prompts, one for each sample."""
+    node, shape = operand.edge.node, tuple(operand.value.shape)
+    while node.name() == "CloneBackward0":
+        node = node.next_functions[0][0]
+    if node.name() not in ("ExpandBackward0", "RepeatBackward0"):
+        return
+    base = tuple(node._saved_self_sym_sizes)
+    if len(shape) < len(base):
+        return
+    full = (*[1] * (len(shape) - len(base)), *base)
+    axes = tuple(d for d, (one, all_) in enumerate(zip(full, shape, strict=True)) if one != all_)
+    if not axes or 0 in shape or any(full[d] != 1 for d in axes):
+        return
+    value, into = operand.value, node.next_functions[0]
+    for d in axes:
+        value = value.narrow(d, 0, 1)
+    edge = GradientEdge(*into)
+    operand.expanded = axes
+    operand.once = Operand(operand.position, value.reshape(base), None, edge, operand.version)
 
 
 def _find_view(recorder: Recorder, value: Tensor, operand: Operand) -> None:

@@ -25,7 +25,7 @@ from .forms import Dense, Form, Joint, Patches, Pixels, Rows, shares, total, wid
 from .layout import Layout
 from .propagate.facts import CUSTOM
 from .rules import OfTable
-from .rules.linear import parameter_axes
+from .rules.einsum import parameter_axes
 from .use import Firing, Use
 
 if TYPE_CHECKING:

@@ -45,9 +45,10 @@ class Lookup:
 class Operand:
     """A parameter argument of a use: a parameter itself (``name``) or derived from parameters.
 
-    ``view`` is set if it is a strided view of one parameter, with the axes ``expanded`` (repeated
-    without memory) shrunk to one; ``lookup`` if it holds rows of one, picked by constants.
-    ``owner`` is the id of the parameter itself.
+    ``view`` is set if it is a strided view of one parameter, with the axes ``expanded`` (along
+    which it is repeated) shrunk to one; ``once`` if what is repeated was computed from parameters;
+    ``lookup`` if it holds rows of one, picked by constants. ``owner`` is the id of the parameter
+    itself.
     """
 
     position: int
@@ -58,6 +59,7 @@ class Operand:
     owner: int = 0
     view: View | None = None
     expanded: tuple[int, ...] = ()
+    once: Operand | None = None
     lookup: Lookup | None = None
     sources: list[str] | None = None  # parameters behind it, once known
     lookups: dict[int, Any] | None = None  # look-ups behind it, once known, by their table's id
@@ -150,8 +152,10 @@ class Use:
         half = torch.float16 in self.tapped.dtypes
         return torch.float16 if half else torch.float32
 
-    def replay(self, saved: Sequence[Tensor], values: Sequence[Tensor]) -> list[Tensor]:
-        """The operator's tapped results, computed again from given data and parameters."""
+    def call(
+        self, saved: Sequence[Tensor], values: Sequence[Tensor]
+    ) -> tuple[tuple[Any, ...], dict[str, Any], list[Any]]:
+        """Arguments made of given data and parameters, and the leaves that they are made of."""
         leaves = list(self.leaves)
         for position, tensor in zip(self.kind.data, saved, strict=True):
             leaves[position] = tensor
@@ -159,11 +163,18 @@ class Use:
             leaves[operand.position] = value
         if self.kind.inplace:
             leaves[0] = leaves[0].clone()
-        args, kwargs = self.kind.template.call(leaves)
+        return *self.kind.template.call(leaves), leaves
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], saved: Sequence[Tensor]) -> Any:
+        """The operator's result under the circumstances that it ran in."""
         with self._surroundings(saved):
             out = self.func(*args, **kwargs)
-        if self.kind.inplace:
-            out = args[0]
+        return args[0] if self.kind.inplace else out
+
+    def replay(self, saved: Sequence[Tensor], values: Sequence[Tensor]) -> list[Tensor]:
+        """The operator's tapped results, computed again from given data and parameters."""
+        args, kwargs, _ = self.call(saved, values)
+        out = self.run(args, kwargs, saved)
         outs: list[Tensor] = []
         _tensors(out, outs)
         return [outs[k] for k in self.tapped.results]

@@ -183,10 +183,14 @@ REFILLED: dict[str, tuple[str, Callable[[], Pair]]] = {
     "mask of a weight, .data": (REFUSED, refilled(lambda m, x: x @ (m.w * m.c), by_data)),
     "mask of a weight, lean": (REFUSED, refilled(lambda m, x: x @ (m.w * m.c), by_numpy, **LEAN)),
     "third factor": (
-        REFUSED,
+        EXACT,
         refilled(lambda m, x: torch.einsum("ni,ij,jk->nk", x, m.w, m.c), by_numpy),
     ),
-    "second argument": (REFUSED, refilled(lambda m, x: torch.addcmul(x, m.w, m.c), by_data)),
+    "second argument": (REFUSED, refilled(lambda m, x: torch.inner(x, m.w * m.c), by_data)),
+    "second argument, read at once": (
+        EXACT,
+        refilled(lambda m, x: torch.addcmul(x, m.w, m.c), by_data),
+    ),
     "behind the parameters": (EXACT, refilled(lambda m, x: torch.cdist(x @ m.w, m.c), by_numpy)),
     "behind the parameters, lean": (
         REFUSED,

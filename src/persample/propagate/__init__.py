@@ -19,12 +19,15 @@ from . import (  # noqa: F401  (importing a family fills the table)
     writing,
 )
 from .call import Call, collect
+from .pointwise import POINTWISE
+from .reshaping import squeeze_colours
 from .states import propagate
 from .table import COND, SET_DATA, Operator, find
 from .zeros import ZEROS, apart_by_zeros
 
 __all__ = [
     "COND",
+    "POINTWISE",
     "SET_DATA",
     "ZEROS",
     "Call",
@@ -33,4 +36,5 @@ __all__ = [
     "collect",
     "find",
     "propagate",
+    "squeeze_colours",
 ]

@@ -7,7 +7,7 @@ from torch import Tensor
 from ..errors import Mixing
 from ..layout import Layout, align
 from .call import Call, Result, carry, elementwise, first_only, trailing
-from .table import CONSTANT, rule
+from .table import CONSTANT, RULES, rule
 
 rule(
     """abs absolute acos acosh addcdiv addcmul angle arccos arccosh arcsin arcsinh arctan arctan2
@@ -50,6 +50,10 @@ def where(call: Call) -> Result | list[Result]:
     if not isinstance(call.out, Tensor):
         return [None] * len(call.out)
     return elementwise(call)
+
+
+# Arguments are broadcast, and every element of the result comes from one of each.
+POINTWISE = frozenset({"where", *(name for name, found in RULES.items() if found is elementwise)})
 
 
 @rule("_sample_dirichlet")

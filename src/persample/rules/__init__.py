@@ -3,14 +3,18 @@
 from . import (  # noqa: F401  (importing a family fills the table)
     arithmetic,
     convolution,
+    distance,
+    einsum,
     embedding,
     experts,
     indexing,
     linear,
     normalization,
+    writing,
 )
 from .generic import generic
 from .rows import Unsuited
+from .stretched import stretched
 from .table import RULES, Forms, OfTable, Rule
 
-__all__ = ["RULES", "Forms", "OfTable", "Rule", "Unsuited", "generic"]
+__all__ = ["RULES", "Forms", "OfTable", "Rule", "Unsuited", "generic", "stretched"]

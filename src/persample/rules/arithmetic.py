@@ -2,112 +2,17 @@
 
 from __future__ import annotations
 
-import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from ..forms import Dense, Form, Part, Rows, wide
-from ..layout import Layout, ids_of
-from ..use import Firing, Operand, Use
-from .embedding import looked_up
+from ..forms import Dense
+from ..layout import Layout, remap
+from ..use import Firing, Use
 from .rows import Unsuited
+from .spread import met, own_of_samples, reduced
 from .table import Forms, rule
-
-
-def _over(grad: Tensor, operand: Operand) -> list[int]:
-    """The axes of a result over which an operand was repeated."""
-    shape, free = operand.value.shape, operand.expanded
-    shift = grad.dim() - len(shape)
-    if shift < 0:
-        raise Unsuited
-    return [
-        d
-        for d in range(grad.dim())
-        if d < shift or (shape[d - shift] == 1 and grad.shape[d] != 1) or (d - shift) in free
-    ]
-
-
-def _spread(grad: Tensor, layout: Layout, operand: Operand) -> list[int]:
-    """The axes of a result that hold samples and along which the operand has values of its own."""
-    shape, free = operand.value.shape, operand.expanded
-    shift = grad.dim() - len(shape)
-    return [
-        d for d in layout.axes if d >= shift and shape[d - shift] != 1 and d - shift not in free
-    ]
-
-
-def reduced(grad: Tensor, layout: Layout, operand: Operand, n: int) -> Tensor:
-    """The output gradient summed to the operand's shape, but not over samples: (n, *shape).
-
-    An operand expanded over the samples is one value for all of them, so its rows are the
-    gradient's own; the axis is summed away within each sample.
-    """
-    shape, free = operand.value.shape, operand.expanded
-    over = _over(grad, operand)
-    if n != 1 and _spread(grad, layout, operand):
-        raise Unsuited
-    target = [1 if d in free else s for d, s in enumerate(shape)]
-    dtype = wide(grad.dtype)
-    if layout.ids is None:
-        return _closed(grad, layout, over, n, dtype).reshape(n, *target)
-    return _ragged(grad, layout, over, n, dtype).reshape(n, *target)
-
-
-def _closed(grad: Tensor, layout: Layout, over: list[int], n: int, dtype: torch.dtype) -> Tensor:
-    axis, inner = layout.axis, layout.inner
-    if n == 0:
-        rest = [s for d, s in enumerate(grad.shape) if d not in over and d != axis]
-        return grad.new_zeros((0, *rest), dtype=dtype)
-    outer = grad.shape[axis] // (n * inner)
-    if outer == inner == 1:
-        dims = [d for d in over if d != axis]
-        rows = grad.sum(dims, dtype=dtype) if dims else grad.to(dtype)
-        return rows.movedim(axis - sum(d < axis for d in dims), 0)
-    split = grad.reshape(*grad.shape[:axis], outer, n, inner, *grad.shape[axis + 1 :])
-    dims = [axis, axis + 2] + [d if d < axis else d + 2 for d in over if d != axis]
-    return split.sum(dims, dtype=dtype).movedim(axis - sum(d < axis for d in dims if d < axis), 0)
-
-
-def _ragged(grad: Tensor, layout: Layout, over: list[int], n: int, dtype: torch.dtype) -> Tensor:
-    axes = list(layout.axes)
-    assert layout.ids is not None
-    if not axes:  # all of one sample
-        rows = grad.sum(over, dtype=dtype) if over else grad.to(dtype)
-        out = rows.new_zeros((n, *rows.shape))
-        out[int(layout.ids.flatten()[0])] = rows
-        return out
-    dims = [d for d in over if d not in axes]
-    rows = grad.sum(dims, keepdim=True, dtype=dtype) if dims else grad.to(dtype)
-    rows = rows.movedim(axes, list(range(len(axes)))).flatten(0, len(axes) - 1)
-    ids = layout.ids.flatten()
-    keep = ids >= 0
-    out = rows.new_zeros((n, *rows.shape[1:]))
-    return out.index_add_(0, ids[keep], rows[keep])
-
-
-def scattered(grad: Tensor, layout: Layout, operand: Operand, n: int) -> Form:
-    """An operand with values of its own for samples: each row of it is some sample's alone.
-
-    Embeddings of constant ids are such operands: one row for each sample and token.
-    """
-    shift = grad.dim() - operand.value.dim()
-    target = [1 if d in operand.expanded else s for d, s in enumerate(operand.value.shape)]
-    cut = max(_spread(grad, layout, operand)) + 1
-    if any(d >= cut for d in layout.axes):
-        raise Unsuited
-    tail = [d for d in _over(grad, operand) if d >= cut]
-    rows = grad.sum(tail, dtype=wide(grad.dtype)) if tail else grad.to(wide(grad.dtype))
-    lead = grad.shape[:cut]
-    rows = rows.reshape(lead.numel(), -1)
-    ids = ids_of(layout, grad.shape, n, grad.device)
-    sample = ids.reshape(ids.shape[:cut]).expand(lead).reshape(-1)
-    count, width = math.prod(target[: cut - shift]), rows.shape[1]
-    index = torch.arange(count, device=grad.device).view(target[: cut - shift])
-    index = index.expand(lead).reshape(-1)
-    rows = rows.masked_fill((sample < 0).unsqueeze(1), 0)
-    table = Rows(sample.clamp(min=0), index, rows, n, torch.Size((count, width)))
-    return Part(table, torch.Size(target), (width, 1), 0)
 
 
 @rule("add sub rsub subtract mul multiply div divide true_divide")
@@ -126,15 +31,7 @@ def arithmetic(use: Use, firing: Firing, n: int) -> Forms:
     for operand in use.operands:
         first = operand.value is a
         part = _derivative(use.operator, a, b, grad, first, alpha)
-        if operand.lookup is not None and part.shape == operand.value.shape:
-            found.append(looked_up(part, layout, operand, n))
-            continue
-        if not operand.value.is_complex() and part.is_complex():
-            part = part.real
-        if n != 1 and _spread(part, layout, operand):
-            found.append(scattered(part, layout, operand, n))
-        else:
-            found.append(Dense(reduced(part, layout, operand, n)))
+        found.append(met(part, layout, operand, n))
     return found
 
 
@@ -154,14 +51,15 @@ def _derivative(
     return -grad * top / b.conj().square()
 
 
-@rule("cat concat concatenate")
+@rule("cat concat concatenate stack")
 def join(use: Use, firing: Firing, n: int) -> Forms:
     """Each piece gets its part of the output gradient."""
     args, kwargs = use.arguments(firing)
     tensors = args[0] if args else kwargs["tensors"]
     dim = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis", 0))
     grad, layout = firing.grads[0], use.out_layouts[0]
-    if grad is None or any(t.dim() != grad.dim() for t in tensors):
+    stacked = use.operator == "stack"
+    if grad is None or any(t.dim() + stacked != grad.dim() for t in tensors):
         raise Unsuited
     dim %= grad.dim()
     if dim in layout.axes and layout.ids is None:
@@ -170,12 +68,35 @@ def join(use: Use, firing: Firing, n: int) -> Forms:
     for operand in use.operands:
         at = 0
         for tensor in tensors:
+            size = 1 if stacked else tensor.shape[dim]
             if tensor is operand.value:
-                size = tensor.shape[dim]
-                mine = layout
+                part, mine = grad.narrow(dim, at, size), layout
                 if layout.ids is not None and dim in layout.axes:
                     mine = Layout(0, 1, layout.ids.narrow(dim, at, size))
-                found.append(Dense(reduced(grad.narrow(dim, at, size), mine, operand, n)))
+                if stacked:
+                    part, mine = part.squeeze(dim), _without(mine, dim, grad.dim())
+                found.append(met(part, mine, operand, n))
                 break
-            at += tensor.shape[dim]
+            at += size
     return found
+
+
+def _without(layout: Layout, dim: int, rank: int) -> Layout:
+    """The layout when an axis of size one is gone."""
+    return remap(layout, [None if d == dim else d - (d > dim) for d in range(rank)], rank - 1)
+
+
+@rule("prelu")
+def prelu(use: Use, firing: Firing, n: int) -> Forms:
+    """Slopes run over axis one, or there is one slope for all."""
+    x, weight = use.bind(firing, "input", "weight")
+    grad, layout = firing.grads[0], use.out_layouts[0]
+    if grad is None or len(use.operands) != 1 or use.operands[0].value is not weight:
+        raise Unsuited
+    operand, shape = use.operands[0], weight.shape
+    if x.dim() > 1:
+        operand = replace(operand, value=weight.reshape(-1, *[1] * (x.dim() - 2)), expanded=())
+    part = torch.where(x > 0, 0, x * grad)  # not zero times a gradient that is infinite
+    if operand.lookup is not None or own_of_samples(part, layout, operand):
+        raise Unsuited
+    return [Dense(reduced(part, layout, operand, n).reshape(n, *shape))]

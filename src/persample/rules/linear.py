@@ -1,107 +1,17 @@
-"""Matrix products with a parameter: linear, matmul and its relatives, einsum.
-
-All of them are one contraction. Letters of the parameter: k shared with data and output (blocks),
-i contracted with data, o only in the output. Letters of the data besides: positions.
-"""
+"""Matrix products with a parameter: linear, matmul and its relatives."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from ..forms import Dense, Form, Outer, Part, wide
-from ..layout import Layout, remap
+from ..forms import Dense, Form, Outer, wide
+from ..layout import Layout
 from ..use import Firing, Operand, Use
-from .arithmetic import reduced
-from .rows import Unsuited, by_sample, factor
+from .contraction import contraction
+from .rows import Unsuited, factor
+from .spread import reduced
 from .table import Forms, rule
-
-
-def contraction(
-    x: Tensor, data: str, weight: Tensor, mine: str, grad: Tensor, out: str, layout: Layout, n: int
-) -> Form:
-    """The form of ``weight`` in ``einsum(f"{data},{mine}->{out}", x, weight)``."""
-    _check(x, data, weight, mine, grad, out)
-    x = x.conj() if x.is_complex() else x
-    for letter in data:  # summed over the data alone
-        if letter not in mine and letter not in out:
-            raise Unsuited
-    k = [c for c in mine if c in data and c in out]
-    i = [c for c in mine if c in data and c not in out]
-    o = [c for c in mine if c not in data and c in out]
-    positions = [c for c in out if c not in mine]
-    if len(k) + len(i) + len(o) != len(mine) or len(positions) != len(out) - len(k) - len(o):
-        raise Unsuited
-    if any(c not in data for c in positions):  # an axis of the result that the weight repeats
-        raise Unsuited
-    left = _arranged(grad, out, positions, k, o, layout, n)
-    axis_layout = _moved(layout, out, data)
-    right = _arranged(x, data, positions, k, i, axis_layout, n)
-    sizes = dict(zip(mine, weight.shape, strict=True))
-    if "".join(mine) == "".join(k + o + i):
-        return Outer(left, right, weight.shape)
-    if "".join(mine) == "".join(k + i + o):
-        return Outer(right, left, weight.shape)
-    order = k + o + i
-    form = Outer(left, right, torch.Size(sizes[c] for c in order))
-    strides = dict(zip(mine, _contiguous(weight.shape), strict=True))
-    return Part(form, weight.shape, tuple(strides[c] for c in order), 0)
-
-
-def _contiguous(shape: Sequence[int]) -> list[int]:
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= size
-    return strides[::-1]
-
-
-def _check(x: Tensor, data: str, weight: Tensor, mine: str, grad: Tensor, out: str) -> None:
-    sizes: dict[str, int] = {}
-    for tensor, letters in ((x, data), (weight, mine), (grad, out)):
-        if len(set(letters)) != len(letters) or tensor.dim() != len(letters):
-            raise Unsuited
-        for letter, size in zip(letters, tensor.shape, strict=True):
-            if sizes.setdefault(letter, size) != size:
-                raise Unsuited
-
-
-def _moved(layout: Layout, out: str, data: str) -> Layout:
-    """The output's layout on the data's axes (the samples' axis is a position of both)."""
-    places = [data.index(c) if c in data else None for c in out]
-    return remap(layout, places, len(data))
-
-
-def _arranged(
-    x: Tensor,
-    letters: str,
-    positions: list[str],
-    k: list[str],
-    last: list[str],
-    layout: Layout,
-    n: int,
-) -> Tensor:
-    """(n, k, t, last): samples first, then blocks, positions, and the matrix axis."""
-    order = [*positions, *k, *last]
-    if any(letters[d] not in positions for d in layout.axes):
-        raise Unsuited
-    where = [letters.index(c) for c in order]
-    places = [0] * len(order)
-    for new, old in enumerate(where):
-        places[old] = new
-    moved = x.permute(where)
-    rows = by_sample(moved, remap(layout, places, len(order)), n, len(k) + len(last))
-    blocks = 1
-    for c in k:
-        blocks *= x.shape[letters.index(c)]
-    width = 1
-    for c in last:
-        width *= x.shape[letters.index(c)]
-    rows = rows.reshape(rows.shape[0], rows.shape[1], blocks, width)
-    return rows.transpose(1, 2)
-
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
@@ -215,55 +125,3 @@ def addmm(use: Use, firing: Firing, n: int) -> Forms:
             scaled = grad * alpha if alpha != 1 else grad
             found.append(_product(a, b, operand, scaled, layout, n))
     return found
-
-
-def parameter_axes(use: Use, firing: Firing, rank: int) -> set[int] | None:
-    """The result's axes that belong to the parameter of a product; None if it is not a factor."""
-    args, kwargs = use.arguments(firing)
-    if use.operator == "einsum":
-        terms = list(args[1] if isinstance(args[1], (list, tuple)) else args[1:])
-        if len(terms) != 2 or not isinstance(args[0], str):
-            return None
-        letters = spelled(args[0], terms, rank)
-    else:
-        both = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor)][-2:]
-        terms = both[::-1] if use.operator == "rmatmul" else both
-        letters = product_letters(terms[0].dim(), terms[1].dim())
-    mine = [k for k, term in enumerate(terms) if any(o.value is term for o in use.operands)]
-    if len(mine) != 1:
-        return None
-    return {d for d, c in enumerate(letters[2]) if c in letters[mine[0]]}
-
-
-@rule("einsum")
-def einsum(use: Use, firing: Firing, n: int) -> Forms:
-    """Two operands, one of them the parameter."""
-    args, _ = use.arguments(firing)
-    equation, terms = args[0], args[1] if isinstance(args[1], (list, tuple)) else args[1:]
-    grad = firing.grads[0]
-    if grad is None or len(terms) != 2 or len(use.operands) != 1 or terms[0] is terms[1]:
-        raise Unsuited
-    first, second, out = spelled(equation, terms, grad.dim())
-    a, b = terms
-    operand = use.operands[0]
-    layout = use.out_layouts[0]
-    if operand.value is a:
-        return [contraction(b, second, a, first, grad, out, layout, n)]
-    return [contraction(a, first, b, second, grad, out, layout, n)]
-
-
-def spelled(equation: str, terms: Sequence[Tensor], rank: int) -> tuple[str, str, str]:
-    """The equation with an arrow and without dots."""
-    left, arrow, right = equation.replace(" ", "").partition("->")
-    inputs = left.split(",")
-    if not arrow:
-        letters = left.replace(",", "").replace("...", "")
-        once = sorted(c for c in set(letters) if letters.count(c) == 1)
-        right = ("..." if "..." in left else "") + "".join(once)
-    spare = "ΑΒΓΔΕΖΗΘ"
-    found = []
-    for term, tensor in zip(inputs, terms, strict=True):
-        width = tensor.dim() - len(term.replace("...", ""))
-        found.append(term.replace("...", spare[len(spare) - width :] if width else ""))
-    width = rank - len(right.replace("...", ""))
-    return found[0], found[1], right.replace("...", spare[len(spare) - width :] if width else "")

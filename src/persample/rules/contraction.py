@@ -1,0 +1,100 @@
+"""One contraction of data with a parameter, whatever it is called.
+
+Letters of the parameter: k shared with data and output (blocks), i contracted with data, o only in
+the output. Letters of the data besides: positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..forms import Form, Outer, Part
+from ..layout import Layout, remap
+from .rows import Unsuited, by_sample
+
+
+def contraction(
+    x: Tensor, data: str, weight: Tensor, mine: str, grad: Tensor, out: str, layout: Layout, n: int
+) -> Form:
+    """The form of ``weight`` in ``einsum(f"{data},{mine}->{out}", x, weight)``."""
+    _check(x, data, weight, mine, grad, out)
+    x = x.conj() if x.is_complex() else x
+    for letter in data:  # summed over the data alone
+        if letter not in mine and letter not in out:
+            raise Unsuited
+    k = [c for c in mine if c in data and c in out]
+    i = [c for c in mine if c in data and c not in out]
+    o = [c for c in mine if c not in data and c in out]
+    positions = [c for c in out if c not in mine]
+    if len(k) + len(i) + len(o) != len(mine) or len(positions) != len(out) - len(k) - len(o):
+        raise Unsuited
+    if any(c not in data for c in positions):  # an axis of the result that the weight repeats
+        raise Unsuited
+    left = _arranged(grad, out, positions, k, o, layout, n)
+    axis_layout = moved(layout, out, data)
+    right = _arranged(x, data, positions, k, i, axis_layout, n)
+    sizes = dict(zip(mine, weight.shape, strict=True))
+    if "".join(mine) == "".join(k + o + i):
+        return Outer(left, right, weight.shape)
+    if "".join(mine) == "".join(k + i + o):
+        return Outer(right, left, weight.shape)
+    order = k + o + i
+    form = Outer(left, right, torch.Size(sizes[c] for c in order))
+    strides = dict(zip(mine, _contiguous(weight.shape), strict=True))
+    return Part(form, weight.shape, tuple(strides[c] for c in order), 0)
+
+
+def _contiguous(shape: Sequence[int]) -> list[int]:
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= size
+    return strides[::-1]
+
+
+def _check(x: Tensor, data: str, weight: Tensor, mine: str, grad: Tensor, out: str) -> None:
+    sizes: dict[str, int] = {}
+    for tensor, letters in ((x, data), (weight, mine), (grad, out)):
+        if len(set(letters)) != len(letters) or tensor.dim() != len(letters):
+            raise Unsuited
+        for letter, size in zip(letters, tensor.shape, strict=True):
+            if sizes.setdefault(letter, size) != size:
+                raise Unsuited
+
+
+def moved(layout: Layout, out: str, data: str) -> Layout:
+    """The output's layout on the data's axes (the samples' axis is a position of both)."""
+    places = [data.index(c) if c in data else None for c in out]
+    return remap(layout, places, len(data))
+
+
+def _arranged(
+    x: Tensor,
+    letters: str,
+    positions: list[str],
+    k: list[str],
+    last: list[str],
+    layout: Layout,
+    n: int,
+) -> Tensor:
+    """(n, k, t, last): samples first, then blocks, positions, and the matrix axis."""
+    order = [*positions, *k, *last]
+    if any(letters[d] not in positions for d in layout.axes):
+        raise Unsuited
+    where = [letters.index(c) for c in order]
+    places = [0] * len(order)
+    for new, old in enumerate(where):
+        places[old] = new
+    moved = x.permute(where)
+    rows = by_sample(moved, remap(layout, places, len(order)), n, len(k) + len(last))
+    blocks = 1
+    for c in k:
+        blocks *= x.shape[letters.index(c)]
+    width = 1
+    for c in last:
+        width *= x.shape[letters.index(c)]
+    rows = rows.reshape(rows.shape[0], rows.shape[1], blocks, width)
+    return rows.transpose(1, 2)

@@ -1,0 +1,50 @@
+"""Distances between rows of samples and rows that all of them share: codebooks, prototypes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..forms import Dense, Replay, wide
+from ..layout import remap
+from ..use import Firing, Use
+from .rows import Unsuited, by_sample
+from .table import Forms, rule
+
+
+@rule("cdist")
+def cdist(use: Use, firing: Firing, n: int) -> Forms:
+    """Two matrices; batches of matrices broadcast."""
+    one, two, power, mode = use.bind(firing, "x1", "x2", "p", "compute_mode")
+    grad, layout = firing.grads[0], use.out_layouts[0]
+    if grad is None or grad.dim() != 2 or len(use.operands) != 1 or grad.dtype != wide(grad.dtype):
+        raise Unsuited
+    operand = use.operands[0]
+    if operand.expanded or one.dim() != 2 or two.dim() != 2:
+        raise Unsuited
+    data = one
+    if operand.value is one:
+        data, grad, layout = two, grad.mT, remap(layout, [1, 0], 2)
+    rows, seeds = by_sample(data, layout, n, 1), by_sample(grad, layout, n, 1)
+    shared, power = operand.value, 2.0 if power is None else power
+
+    def pull(rows: Tensor, copies: Tensor, seeds: Tensor) -> Tensor:
+        with torch.enable_grad():
+            copies = copies.detach().requires_grad_()
+            out = torch.cdist(rows, copies, power, compute_mode=mode or _USUAL)
+        return torch.autograd.grad(out, copies, seeds)[0]
+
+    def each(first: int, last: int) -> Tensor:
+        copies = shared.expand(last - first, *shared.shape)
+        return pull(rows[first:last], copies, seeds[first:last])
+
+    def added(c: Tensor) -> Tensor:
+        scaled = seeds * c.to(seeds.dtype).view(-1, 1, 1)
+        return pull(rows.flatten(0, 1), shared, scaled.flatten(0, 1))
+
+    if n * shared.numel() <= rows.numel() + seeds.numel():
+        return [Dense(each(0, n))]
+    return [Replay(each, added, n, shared, [rows, seeds])]
+
+
+_USUAL = "use_mm_for_euclid_dist_if_necessary"

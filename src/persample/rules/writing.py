@@ -1,0 +1,51 @@
+"""Parameters written into data: mask tokens, borders, ``x[mask] = token``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from ..layout import Layout, explicit, ids_of
+from ..propagate import squeeze_colours
+from ..use import Firing, Use
+from .rows import Unsuited
+from .spread import met
+from .table import Forms, rule
+
+
+@rule("setitem index_put")
+def write(use: Use, firing: Firing, n: int) -> Forms:
+    """What was written gets the gradient of where it is."""
+    _, index, value = use.arguments(firing)[0][:3]
+    grad, layout = firing.grads[0], use.out_layouts[0]
+    if grad is None or len(use.operands) != 1 or use.operands[0].value is not value:
+        raise Unsuited
+    if use.operator == "index_put":
+        index = tuple(slice(None) if i is None else i for i in index)
+    elif isinstance(index, list):
+        raise Unsuited
+    part = grad[index]
+    return [met(part, _seen(layout, grad, index, n), use.operands[0], n)]
+
+
+def _seen(layout: Layout, grad: Tensor, index: Any, n: int) -> Layout:
+    """The layout of ``grad[index]``."""
+    ids = ids_of(layout, grad.shape, n, grad.device).expand(grad.shape)[index]
+    return explicit(squeeze_colours(ids, n), n)
+
+
+@rule("masked_fill")
+def masked_fill(use: Use, firing: Firing, n: int) -> Forms:
+    """The value gets the gradient where the mask is true, what is filled gets the other."""
+    x, mask, value = use.bind(firing, "input", "mask", "value")
+    grad, layout = firing.grads[0], use.out_layouts[0]
+    if grad is None or not isinstance(mask, Tensor):
+        raise Unsuited
+    found: Forms = []
+    for operand in use.operands:
+        if operand.value is not x and operand.value is not value:
+            raise Unsuited
+        part = grad.masked_fill(mask if operand.value is x else ~mask, 0)
+        found.append(met(part, layout, operand, n))
+    return found
