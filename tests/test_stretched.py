@@ -104,6 +104,20 @@ CASES: dict[str, tuple[Run, dict[str, Any]]] = {
     "cdist of rows": (
         lambda s, x: torch.cdist(x.flatten(0, 1), s.w).view(-1, T, 3), {"w": (3, D)}),
     "cdist of few": (lambda s, x: torch.cdist(x[:, 0], s.w), {"w": (30, D)}),
+    "cdist, exactly": (
+        lambda s, x: torch.cdist(
+            x.flatten(0, 1), s.w, compute_mode="donot_use_mm_for_euclid_dist"
+        ).view(-1, T, 3),
+        {"w": (3, D)},
+    ),
+    "nothing but class tokens": (
+        lambda s, x: torch.cat([F.embedding(copies(x), s.w), x[:, :0]], 1).sin(),
+        {"w": (3, D)},
+    ),
+    "no class tokens": (
+        lambda s, x: torch.cat([F.embedding(copies(x), s.w).flatten(0, 0)[:, :0], x], 1).sin(),
+        {"w": (3, D)},
+    ),
     "cdist to rows": (
         lambda s, x: torch.cdist(s.w, x.flatten(0, 1), p=1.5).view(3, -1, T).transpose(0, 1),
         {"w": (3, D)}),

@@ -26,12 +26,13 @@ def cdist(use: Use, firing: Firing, n: int) -> Forms:
     if operand.value is one:
         data, grad, layout = two, grad.mT, remap(layout, [1, 0], 2)
     rows, seeds = by_sample(data, layout, n, 1), by_sample(grad, layout, n, 1)
-    shared, power = operand.value, 2.0 if power is None else power
+    shared = operand.value
+    options = [2.0 if power is None else power, *([] if mode is None else [mode])]
 
     def pull(rows: Tensor, copies: Tensor, seeds: Tensor) -> Tensor:
         with torch.enable_grad():
             copies = copies.detach().requires_grad_()
-            out = torch.cdist(rows, copies, power, compute_mode=mode or _USUAL)
+            out = use.func(rows, copies, *options)
         return torch.autograd.grad(out, copies, seeds)[0]
 
     def each(first: int, last: int) -> Tensor:
@@ -45,6 +46,3 @@ def cdist(use: Use, firing: Firing, n: int) -> Forms:
     if n * shared.numel() <= rows.numel() + seeds.numel():
         return [Dense(each(0, n))]
     return [Replay(each, added, n, shared, [rows, seeds])]
-
-
-_USUAL = "use_mm_for_euclid_dist_if_necessary"

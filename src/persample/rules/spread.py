@@ -110,10 +110,11 @@ def scattered(grad: Tensor, layout: Layout, operand: Operand, n: int) -> Form:
     tail = [d for d in _over(grad, operand) if d >= cut]
     rows = grad.sum(tail, dtype=wide(grad.dtype)) if tail else grad.to(wide(grad.dtype))
     lead = grad.shape[:cut]
-    rows = rows.reshape(lead.numel(), -1)
+    width = math.prod(rows.shape[cut:])
+    rows = rows.reshape(lead.numel(), width)
     ids = ids_of(layout, grad.shape, n, grad.device)
     sample = ids.reshape(ids.shape[:cut]).expand(lead).reshape(-1)
-    count, width = math.prod(target[: cut - shift]), rows.shape[1]
+    count = math.prod(target[: cut - shift])
     index = torch.arange(count, device=grad.device).view(target[: cut - shift])
     index = index.expand(lead).reshape(-1)
     rows = rows.masked_fill((sample < 0).unsqueeze(1), 0)

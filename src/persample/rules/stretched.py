@@ -36,7 +36,7 @@ def stretched(use: Use, firing: Firing, n: int) -> Forms:
         copies.append((operand.value.detach().expand(shape).requires_grad_(), where))
     try:
         found = _gradients(use, firing, copies, n)
-    except RuntimeError:  # an operator that does not broadcast this argument
+    except (RuntimeError, ValueError, TypeError, IndexError):  # it does not broadcast this one
         raise Unsuited from None
     return [
         None if part is None else met(part, where, operand, n)
