@@ -16,7 +16,6 @@ LEAN = 2 << 20  # where as little as possible is to be alive at once
 WALK = 16 << 20  # the same where less would mean to walk one graph again and again
 _LIMIT: ContextVar[int] = ContextVar("scratch memory", default=BUDGET)
 _BYTE = 2  # multiplications that take as long as moving a byte of an intermediate result
-MEMORY = 4  # the same for a byte that does not stay in the cache
 JOINED = 1 << 14  # elements whose copy takes less time than the calls that it saves
 PICKED = 1 << 17  # elements whose sum takes longer than picking some of them
 BROADCAST = 1 << 25  # elements up to which a broadcast product writes faster than a matrix product

@@ -10,11 +10,14 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from .cost import MEMORY, scratch
+from .cost import scratch
 from .dense import Dense
 from .form import Form, wide
 from .outer import Outer
 from .scaled import Scaled
+
+
+_KEPT = 9  # multiplications that take as long as to write a byte of rows and to read it twice
 
 
 class Kept(Dense):
@@ -30,11 +33,11 @@ class Kept(Dense):
 
 
 def saved(form: Form) -> int:
-    """Multiplications that kept rows save: norms cost nothing beyond three passes through them."""
+    """Multiplications that kept rows save: norms cost nothing beyond writing and reading them."""
     factors = form.form if isinstance(form, Scaled) else form
     if not isinstance(factors, Outer) or form.dtype.is_complex or factors.t == 1:
         return 0
-    return form.plan().cost - 3 * MEMORY * _bytes(form)
+    return form.plan().cost - _KEPT * _bytes(form)
 
 
 def _bytes(form: Form) -> int:
