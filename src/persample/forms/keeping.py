@@ -16,7 +16,6 @@ from .form import Form, wide
 from .outer import Outer
 from .scaled import Scaled
 
-
 _KEPT = 9  # multiplications that take as long as to write a byte of rows and to read it twice
 
 
