@@ -296,3 +296,20 @@ def test_norms_and_bounds_come_from_one_walk(walks: list[int]) -> None:
     with persample.record(weight, lean=True, params=["parametrizations.weight.original1"]) as tape:
         tape.backward(weight(x).flatten(1).square().sum(1))
     assert walks == [1]
+
+
+def test_norms_and_sum_come_from_one_walk(walks: list[int]) -> None:
+    layer = nn.utils.parametrizations.weight_norm(nn.Linear(5, 4, bias=False)).double()
+    x = torch.randn(3, 2, 5, dtype=torch.float64)
+    name = "parametrizations.weight.original1"
+    with persample.record(layer, params=[name]) as tape:
+        tape.backward(layer(x).flatten(1).square().sum(1))
+    clipped = tape.clipped_sum(0.5)
+    assert walks == [1]
+    rows = oracle(layer, lambda m, row: m(row).flatten(1).square().sum(1), x)[name].flatten(1)
+    expected = (0.5 / rows.norm(dim=1)).clamp(max=1) @ rows
+    torch.testing.assert_close(clipped[name].flatten(), expected)
+    with persample.record(layer, params=[name], budget=64) as small:  # rows do not fit
+        small.backward(layer(x).flatten(1).square().sum(1))
+    torch.testing.assert_close(small.clipped_sum(0.5)[name].flatten(), expected)
+    assert len(walks) > 2

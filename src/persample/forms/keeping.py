@@ -1,7 +1,8 @@
 """Rows that are written out once, for questions that look at every gradient twice.
 
 A clipped sum takes norms first and a sum afterwards. Where positions are many, the rows themselves
-serve both for less than products of positions and a second matrix product.
+serve both for less than products of positions and a second matrix product; and what is computed by
+backward passes is computed once.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from torch import Tensor
 from .cost import scratch
 from .dense import Dense
 from .form import Form, wide
+from .joint import Joint
 from .outer import Outer
+from .pullback import Pullback
+from .replay import Replay
 from .scaled import Scaled
 
 _KEPT = 9  # multiplications that take as long as to write a byte of rows and to read it twice
@@ -32,7 +36,12 @@ class Kept(Dense):
 
 
 def saved(form: Form) -> int:
-    """Multiplications that kept rows save: norms cost nothing beyond writing and reading them."""
+    """Multiplications that kept rows save: norms cost nothing beyond writing and reading them.
+
+    What goes back through a graph, or runs an operator again, would do so for norms and for sums.
+    """
+    if isinstance(form, (Joint, Pullback, Replay)):
+        return form.plan().cost
     factors = form.form if isinstance(form, Scaled) else form
     if not isinstance(factors, Outer) or form.dtype.is_complex or factors.t == 1:
         return 0
