@@ -44,10 +44,11 @@ CASES = (
     "nobody",
     "zeros",
     "idioms",
+    "coupled",
 )
 SCRIPTS = (
     "scripts", "orders", "pieces", "stale", "choices", "nets", "overwritten", "afterwards",
-    "nobody",
+    "nobody", "coupled",
 )  # fmt: skip
 
 
