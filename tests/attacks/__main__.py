@@ -45,6 +45,7 @@ CASES = (
     "zeros",
     "idioms",
     "coupled",
+    "saved",
 )
 SCRIPTS = (
     "scripts", "orders", "pieces", "stale", "choices", "nets", "overwritten", "afterwards",
