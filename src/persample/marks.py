@@ -95,12 +95,15 @@ def versions(tensors: Iterable[Tensor]) -> list[int]:
         return [version(tensor) for tensor in tensors]
 
 
+_SAMPLES = (Layout, Additive, Mixed)
+
+
 class Memory(NamedTuple):
     """What was computed into some memory, for as long as it is not given back."""
 
     storage: Any
     view: Place
-    layout: Layout
+    state: State
 
 
 class Marks:
@@ -140,7 +143,7 @@ class Marks:
         else:
             mark._family = family = like.family
             mark.epoch = family.epoch
-        if self.memories is not None and isinstance(state, Layout) and has_memory(tensor):
+        if self.memories is not None and isinstance(state, _SAMPLES) and has_memory(tensor):
             storage = StorageWeakRef(tensor.untyped_storage())
             self.memories.append(Memory(storage, view(tensor), state))
 
@@ -224,7 +227,7 @@ class Marks:
         wanted = view(tensor)
         for mark in list(self.table.values()):
             other = mark()
-            if other is None or not isinstance(mark.state, Layout) or not has_memory(other):
+            if other is None or not isinstance(mark.state, _SAMPLES) or not has_memory(other):
                 continue
             if view(other) == wanted:
                 self.put(tensor, mark.state)
@@ -233,8 +236,8 @@ class Marks:
         memories[:] = [m for m in memories if not m.storage.expired()]
         for memory in memories:
             if memory.view == wanted:
-                self.put(tensor, memory.layout)
-                return memory.layout
+                self.put(tensor, memory.state)
+                return memory.state
         return None
 
     def get(self, tensor: Tensor) -> Mark | None:

@@ -224,7 +224,8 @@ class Recorder:
         if self.busy:
             if transformed(tensor):  # what comes out of the transform has no mark
                 self.custom.taken.hide("torch.func")
-            elif torch.is_grad_enabled():  # a recomputation: its inputs may be copies
+            elif torch.is_grad_enabled() or self.custom.taken.running:
+                # a recomputation's inputs, and what hooks give back to a function, may be copies
                 twin = self.marks.twin(tensor)
                 if twin is not None:
                     return twin

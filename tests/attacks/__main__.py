@@ -44,10 +44,12 @@ CASES = (
     "nobody",
     "zeros",
     "idioms",
+    "coupled",
+    "saved",
 )
 SCRIPTS = (
     "scripts", "orders", "pieces", "stale", "choices", "nets", "overwritten", "afterwards",
-    "nobody",
+    "nobody", "coupled",
 )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from . import (  # noqa: F401  (importing a family fills the table)
     joining,
     linear_algebra,
     losses,
+    making,
     movement,
     neural,
     pointwise,

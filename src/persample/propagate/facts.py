@@ -13,7 +13,7 @@ ALIASING = frozenset(
 )
 # Only shape or dtype of all arguments but the first are looked at.
 SHAPE_ONLY = frozenset(
-    """expand_as view_as reshape_as type_as to zeros_like ones_like empty_like full_like""".split()
+    """expand_as view_as reshape_as type_as to zeros_like ones_like empty_like""".split()
 )
 # The operator's own backward does not keep its result: a tap may go on it without a copy.
 FRESH = frozenset(
@@ -36,7 +36,8 @@ RANDOM = frozenset(
 # Integer arguments choose rows or elements.
 CHOOSES = frozenset(
     """getitem index masked_select index_select gather take take_along_dim setitem index_put
-    index_add index_copy scatter scatter_add""".split()
+    index_add index_copy index_reduce index_fill scatter scatter_add scatter_reduce put
+    masked_scatter embedding embedding_bag""".split()
 )
 # Recurrent layers and cells.
 RECURRENT = frozenset(

@@ -74,7 +74,7 @@ def copy(call: Call) -> Result:
 rule(
     """to type type_as float double half bfloat16 int long short byte char bool cpu cuda chalf
     cfloat cdouble contiguous clone detach alias data real imag conj resolve_conj resolve_neg
-    positive as_tensor asarray detach_copy alias_copy pin_memory tril triu
+    positive detach_copy alias_copy pin_memory tril triu
     _autocast_to_full_precision _autocast_to_reduced_precision""",
     linear=True,
 )(first_only)
@@ -85,14 +85,14 @@ def constant(call: Call) -> Result:
     return None
 
 
-_CONSTANT = """zeros_like ones_like empty_like full_like rand_like randn_like randint_like new_zeros
-    new_ones new_empty new_full new_tensor new_empty_strided new zero fill_diagonal uniform random
-    exponential geometric log_normal cauchy empty zeros ones full arange linspace logspace eye rand
-    randn randint randperm tensor nonzero argwhere nonzero_static empty_strided scalar_tensor
+_CONSTANT = """zeros_like ones_like empty_like rand_like randn_like randint_like new_zeros new_ones
+    new_empty new_empty_strided zero uniform random exponential geometric log_normal cauchy empty
+    zeros ones eye rand randn randint randperm nonzero argwhere nonzero_static empty_strided
     bartlett_window blackman_window hamming_window hann_window kaiser_window tril_indices
     triu_indices"""
 rule(_CONSTANT, routes=True)(constant)
 CONSTANT.update(_CONSTANT.split())
+rule("fill_diagonal")(first_only)  # what is beside the diagonal stays
 
 
 @rule("fill")

@@ -135,7 +135,9 @@ def _special(operator: Operator, call: Call, coloured: Coloured) -> Result | lis
                 continue
         live.append((tensor, state))
     if all(isinstance(state, Layout) and state.coupled is None for _, state in live):
-        if chosen and operator.name in CHOOSES:  # by the whole batch
+        if chosen and not live and not operator.constant:  # constants, by the whole batch
+            return Mixed(_first_reason(chosen, operator, call))
+        if chosen and operator.name in CHOOSES:
             return _coupled(operator, call, live, _first_reason(chosen, operator, call))
         return _apply(operator, call)
     if operator.name in _SCALES:
