@@ -199,9 +199,11 @@ class Patches(Form):
         return found, bound
 
     def _sizes(self) -> Tensor:
-        """‖x‖‖g‖√taps, which no gradient exceeds however its positions cancel."""
-        x, grad = (f.to(wide(self.dtype)).flatten(1) for f in (self.x, self.grad))
-        each = torch.linalg.vector_norm(x, dim=1) * torch.linalg.vector_norm(grad, dim=1)
+        """‖x‖‖g‖√taps of all groups, which no gradient exceeds however its positions cancel."""
+        groups, dtype = self.geometry.groups, wide(self.dtype)
+        x, grad = (f.to(dtype).flatten(1).unflatten(1, (groups, -1)) for f in (self.x, self.grad))
+        each = torch.linalg.vector_norm(x, dim=2) * torch.linalg.vector_norm(grad, dim=2)
+        each = each[:, 0] if groups == 1 else torch.linalg.vector_norm(each, dim=1)
         found: Tensor = each.view(-1, self.images).sum(1) * math.sqrt(self.shape[2:].numel())
         return found
 
