@@ -20,7 +20,7 @@ from .pullback import Pullback
 from .replay import Replay
 from .scaled import Scaled
 
-_KEPT = 9  # multiplications that take as long as to write a byte of rows and to read it twice
+_KEPT = 12  # multiplications worth a byte of rows: 9 is level in time, at more memory
 
 
 class Kept(Dense):
