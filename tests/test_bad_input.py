@@ -284,3 +284,23 @@ def exec_as_file(source: str, names: dict[str, Any]) -> None:
     name = "/nowhere/long.py"
     linecache.cache[name] = (len(source), None, [source + "\n"], name)
     exec(compile(source, name, "exec"), {"torch": torch, **names})
+
+
+def test_a_call_without_gradients_does_not_decide_how_many_samples_there_are() -> None:
+    model, few, many = nn.Linear(4, 2), torch.randn(3, 4), torch.randn(5, 4)
+    with (
+        pytest.raises(persample.UsageError, match=r"not clear: 5 or 3(?s:.*)n=3"),
+        persample.record(model),
+    ):
+        with torch.no_grad():
+            model(many)
+        model(few)
+    with persample.record(model, n=3) as tape:
+        with torch.no_grad():
+            model(many)
+        tape.backward(model(few).square().sum(1))
+    with persample.record(model) as other:
+        with torch.no_grad():
+            model(few)
+        other.backward(model(few).square().sum(1))
+    torch.testing.assert_close(tape.norms(), other.norms())

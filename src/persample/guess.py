@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
@@ -18,6 +19,7 @@ class Guess:
     def __init__(self, dim: int) -> None:
         self.dim = dim
         self.made = False
+        self._quiet = False  # made from a call without gradients
         self.lengths: set[int] = set()  # of lists whose tensors may be one sample each
         self.telling = ""  # an input that says whose each row is, and was taken as samples' own
         self._other: int | None = None  # the first size that is not one, beside one
@@ -53,6 +55,21 @@ class Guess:
             ]
             self._second = {value.shape[1] for value in numbers}
         return n
+
+    def expect_same(self, values: Sequence[Any], n: int | None) -> None:
+        """A number read off a call without gradients must be that of the call that has them."""
+        if not torch.is_grad_enabled():
+            self._quiet = self._quiet or n is None
+            return
+        quiet, self._quiet = self._quiet, False
+        tensors = [v for v in values if isinstance(v, Tensor) and v.dim() > self.dim]
+        sizes = [tensor.shape[self.dim] for tensor in tensors]
+        if quiet and n is not None and self.made and sizes and n not in sizes:
+            raise _unclear(
+                (n, sizes[0]),
+                f"a call without gradients was given {n}, and the first with gradients {sizes[0]}",
+                f"record(..., n={sizes[0]}), or make the other call before the block",
+            )
 
     def called(self, module: nn.Module) -> None:
         """A module was given samples."""

@@ -155,11 +155,13 @@ class Inputs(Declared):
         fresh = [(path, value) for path, value in found if self._fresh(value)]
         undeclared = [(path, value) for path, value in fresh if not self._declared(path, value)]
         lists = lists_alike(undeclared) if len(undeclared) > 1 else []
+        values = [value for _, value in undeclared]
+        self.guess.expect_same(values, self.recorder.n)
         if self.recorder.n is None:
-            self.recorder.n = self.guess.infer([value for _, value in undeclared], lists)
+            self.recorder.n = self.guess.infer(values, lists)
         each: dict[int, Tensor] = {}
         if self.sample_ids is None:
-            each = one_each(lists, [v for _, v in undeclared], self.recorder.n, self.dim)
+            each = one_each(lists, values, self.recorder.n, self.dim)
         self.guess.lengths.update(len(tensors) for tensors in lists)
         if fresh and torch.is_grad_enabled():
             self.guess.called(module)
