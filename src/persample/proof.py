@@ -31,13 +31,15 @@ def prove(recorder: Recorder, losses: Tensor) -> tuple[bool, Any]:
     if isinstance(state, Derived):
         recorder.inputs.expect_samples()
         known = any(isinstance(mark.state, Layout) for mark in recorder.marks.table.values())
-        unseen = "" if known else "; if it takes data: tape.mark(x) before"
-        raise MixedSamplesError(
-            "the loss depends on parameters alone",
-            why="a regulariser has no per-sample gradient"
-            + (", and no tensor was recognised as holding samples" if unseen else ""),
-            fix="give it its own backward() after tape.set_grad(...)" + unseen,
-        )
+        why = "a regulariser has no per-sample gradient"
+        fix = "give it its own backward() after tape.set_grad(...)"
+        if not known:
+            why += ", and no tensor was recognised as holding samples"
+            fix += "; if it takes data: tape.mark(x) before"
+        elif losses.numel() != 1:
+            why = "no samples were followed to it: constants, or torch.func and nested tensors"
+            fix = "tape.mark(x) for data that the model does not receive, or unproven='loop'"
+        raise MixedSamplesError("the loss depends on parameters alone", why=why, fix=fix)
     n = recorder.n
     advice = recorder.inputs.guess.advice(losses, n)
     if isinstance(state, Mixed) and (n is None or advice):
