@@ -19,6 +19,7 @@ from .outer import Outer
 from .pullback import Pullback
 from .replay import Replay
 from .scaled import Scaled
+from .total import Total
 
 _KEPT = 12  # multiplications worth a byte of rows: 9 is level in time, at more memory
 
@@ -42,6 +43,8 @@ def saved(form: Form) -> int:
     """
     if isinstance(form, (Joint, Pullback, Replay)):
         return form.plan().cost
+    if isinstance(form, Total) and form.tied() is None:  # norms are those of rows
+        return form.work()
     factors = form.form if isinstance(form, Scaled) else form
     if not isinstance(factors, Outer) or form.dtype.is_complex or factors.t == 1:
         return 0
