@@ -187,6 +187,20 @@ def test_one_pass_for_all_samples(name: str, n: int) -> None:
     torch.testing.assert_close(lean.norms(), flat.norm(dim=1), rtol=1e-10, atol=1e-12)
 
 
+def test_copies_that_are_written_to_belong_to_who_writes() -> None:
+    def run(s: Any, x: Tensor) -> Tensor:
+        turned = torch.arange(x.size(0)).flip(0)
+        return (
+            s.layer(s.w).repeat(x.size(0), 1).clone().index_add_(0, turned, x[:, 0]).cos()[turned]
+        )
+
+    model = Fn(run, w=par(1, 3), layer=nn.Linear(3, D)).double()
+    batch = torch.randn(3, T, D, dtype=torch.float64)
+    with persample.record(model) as tape:
+        tape.backward(loss(model, batch))
+    assert relative_error(tape.grads(), oracle(model, loss, batch, n=3)) < 1e-10
+
+
 def test_one_samples_infinity_stays_its_own() -> None:
     model = Fn(lambda s, x: torch.lerp(x, x.cos(), s.w), w=par(D)).double()
     batch = torch.randn(3, T, D, dtype=torch.float64)

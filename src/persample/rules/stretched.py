@@ -21,6 +21,7 @@ from .table import Forms
 
 _BATCHED = frozenset(("scaled_dot_product_attention", "cdist"))  # matrices behind a batch's axes
 _AROUND = frozenset(("cosine_similarity", "pairwise_distance"))  # one axis is summed away
+_KNOWN = POINTWISE | _BATCHED | _AROUND | {"max", "min"}
 
 
 def stretched(use: Use, firing: Firing, n: int) -> Forms:
@@ -108,17 +109,35 @@ def _gradients(
         for k, layout in zip(use.kind.data, use.kind.layouts, strict=True)
         if layout is not None
     ]
-    coloured += copies
+    for operand, (_, where) in zip(use.operands, copies, strict=True):
+        coloured.append((leaves[operand.position], where))  # of what is written to, a copy
     if n != 1:
         state = propagate(find(use.func), use.func, args, kwargs, out.detach(), coloured, n)
         if not isinstance(state, Layout) or not _alike(state, use.out_layouts[0], grad, n):
             raise Unsuited
     up = lift([grad], use.narrow())
     seed = grad.detach() if up is None else grad.detach() * up
-    found = torch.autograd.grad(out, values, seed.to(out.dtype), allow_unused=True)
+    seed = seed.to(out.dtype)
+    if n > 1 and use.operator not in _KNOWN:
+        _expect_apart(out, seed, use.out_layouts[0], copies, n)
+    found = torch.autograd.grad(out, values, seed, allow_unused=True)
     if up is None:
         return list(found)
     return [None if part is None else part.to(wide(part.dtype)) / up for part in found]
+
+
+def _expect_apart(
+    out: Tensor, seed: Tensor, layout: Layout, copies: list[tuple[Tensor, Layout]], n: int
+) -> None:
+    """One sample's gradient must not reach the others' copies: what was proven, seen once."""
+    mine = ids_of(layout, out.shape, n, out.device) == n - 1
+    values = [copy for copy, _ in copies]
+    one = torch.where(mine, seed, torch.zeros((), dtype=seed.dtype, device=seed.device))
+    found = torch.autograd.grad(out, values, one, retain_graph=True, allow_unused=True)
+    for part, (copy, where) in zip(found, copies, strict=True):
+        others = ids_of(where, copy.shape, n, copy.device) != n - 1
+        if part is not None and bool(part.masked_fill(~others, 0).any()):
+            raise Unsuited
 
 
 def _alike(one: Layout, two: Layout, grad: Tensor, n: int) -> bool:
