@@ -1,0 +1,114 @@
+"""Parameters behind tensors that were computed before any sample met them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import persample
+from persample.forms import Dense, Picked, within
+from persample.testing import oracle, relative_error
+
+from .models import Fn, par
+
+OPTIONS: list[dict[str, Any]] = [{}, {"lean": True}, {"budget": 1}]
+Case = tuple[nn.Module, Tensor]
+
+
+def losses(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).sin().flatten(1).sum(1)
+
+
+def flat(tensors: dict[str, Tensor]) -> Tensor:
+    return torch.cat([t.flatten() for t in tensors.values()])
+
+
+def recorded(model: nn.Module, x: Tensor, **options: Any) -> persample.Tape:
+    with persample.record(model, **options) as tape:
+        tape.backward(losses(model, x), retain_graph=True)
+    return tape
+
+
+def is_exact(model: nn.Module, x: Tensor, **options: Any) -> None:
+    """Every question against one sample at a time."""
+    tape, want = recorded(model, x, **options), oracle(model, losses, x)
+    g = torch.cat([rows.flatten(1) for rows in want.values()], 1)
+    torch.testing.assert_close(tape.norms(), g.norm(dim=1))
+    factors = (0.3 / g.norm(dim=1)).clamp(max=1)
+    torch.testing.assert_close(flat(tape.clipped_sum(0.3)), factors @ g)
+    assert relative_error(tape.grads(), want) < 1e-10
+    c = torch.arange(g.shape[0], dtype=g.dtype)
+    torch.testing.assert_close(flat(tape.weighted_sum(c)), c @ g)
+    torch.testing.assert_close(flat(tape.variance()), g.var(0))
+    direction = {name: torch.randn_like(rows[0]) for name, rows in want.items()}
+    torch.testing.assert_close(tape.dots(direction), g @ flat(direction))
+    again = {name: Dense(rows) for name, rows in want.items()}
+    sketched = sum(persample.queries.projected(name, form, 8, 0) for name, form in again.items())
+    torch.testing.assert_close(tape.project(8, seed=0), sketched)
+    if "lean" not in options:
+        torch.testing.assert_close(tape.gram(), g @ g.T)
+
+
+# ---------------------------------------------------------------------- tables picked from again
+
+AHEAD = torch.arange(5)[None] - torch.arange(5)[:, None]
+
+
+def relative(table: nn.Embedding, meet: Callable[[Tensor, Tensor], Tensor], *inner: int) -> Case:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        return meet(x, m.table(AHEAD.clamp(-3, 3) + 3))
+
+    return Fn(forward, table=table).double(), torch.randn(3, *inner, dtype=torch.float64)
+
+
+TABLES: dict[str, Callable[[], Case]] = {
+    "biases": lambda: relative(
+        nn.Embedding(7, 2), lambda x, b: x + b.permute(2, 0, 1)[None], 2, 5, 5),
+    "biases, padded": lambda: relative(
+        nn.Embedding(7, 2, padding_idx=3), lambda x, b: x + b.permute(2, 0, 1), 2, 5, 5),
+    "keys": lambda: relative(
+        nn.Embedding(7, 4), lambda x, k: torch.einsum("bhid,ijd->bhij", x, k), 2, 5, 4),
+    "keys, padded": lambda: relative(
+        nn.Embedding(7, 4, padding_idx=6), lambda x, k: torch.einsum("bid,ijd->bij", x, k), 5, 4),
+    "two layers": lambda: relative(
+        nn.Embedding(7, 4), lambda x, k: torch.einsum("bid,ijd->bij", x, k.tanh()), 5, 4),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("name", TABLES)
+def test_rows_picked_again_are_exact(name: str, options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    is_exact(*TABLES[name](), **options)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_rows_picked_again_are_added_up_once(name: str) -> None:
+    model, x = TABLES[name]()
+    tape = recorded(model, x)
+    (before,) = tape._ledger.forms(["table.weight"]).values()
+    assert isinstance(before, Picked)
+    assert not before.distinct
+    (form,) = tape._ledger.written(["table.weight"]).values()
+    assert isinstance(form, Picked)
+    assert isinstance(form.form, Dense)
+    assert form.distinct
+    padding = model.table.padding_idx
+    assert form.index.tolist() == [k for k in range(7) if k != padding]
+
+
+def test_rows_picked_again_keep_to_the_budget() -> None:
+    model, x = TABLES["keys"]()
+    tape = recorded(model, x)
+    rows = 3 * 7 * 4 * 8
+    with within(2 * rows - 1):
+        assert tape._ledger.written(["table.weight"]) == tape._ledger.forms(["table.weight"])
+    with within(2 * rows):
+        (form,) = tape._ledger.written(["table.weight"]).values()
+    assert isinstance(form, Picked)
+    assert form.distinct
