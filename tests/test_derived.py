@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import persample
-from persample.forms import Dense, Picked, within
+from persample.forms import Dense, Outer, Part, Picked, guarded, total, within
 from persample.testing import oracle, relative_error
 
 from .models import Fn, par
@@ -112,3 +112,78 @@ def test_rows_picked_again_keep_to_the_budget() -> None:
         (form,) = tape._ledger.written(["table.weight"]).values()
     assert isinstance(form, Picked)
     assert form.distinct
+
+
+# ---------------------------------------------------------------------- both ways
+
+
+def mirrored(weight: nn.Parameter, *inner: int) -> Case:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        return (x @ m.w).tanh() @ m.w.mT
+
+    return Fn(forward, w=weight).double(), torch.randn(3, *inner, dtype=torch.float64)
+
+
+WAYS: dict[str, Callable[[], Case]] = {
+    "one position": lambda: mirrored(par(6, 4), 6),
+    "positions": lambda: mirrored(par(16, 12), 2, 16),
+    "square": lambda: mirrored(par(4, 4), 4),
+    "square, positions": lambda: mirrored(par(9, 9), 2, 9),
+    "linear": lambda: (
+        Fn(lambda m, x: F.linear(m.a(x).tanh(), m.a.weight.t()), a=nn.Linear(6, 4)).double(),
+        torch.randn(3, 6, dtype=torch.float64),
+    ),
+    "blocks": lambda: mirrored(par(2, 6, 4), 2, 1, 6),
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("name", WAYS)
+def test_a_matrix_and_its_transpose_are_exact(name: str, options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    is_exact(*WAYS[name](), **options)
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_a_matrix_and_its_transpose_are_more_positions_of_one_form(name: str) -> None:
+    model, x = WAYS[name]()
+    name = "a.weight" if name == "linear" else "w"
+    (form,) = recorded(model, x)._ledger.forms([name]).values()
+    assert type(form) is Outer
+    assert form.t == 2 * x.shape[1:-1].numel() // form.left.shape[1]
+
+
+def test_balanced_factors_leave_nothing_in_doubt() -> None:
+    """Tiny output gradients beside large inputs: norms come from products of positions alone."""
+    torch.manual_seed(0)
+    n, t = 4, 1
+    one = Outer(1e-4 * torch.randn(n, t, 30), 1e3 * torch.randn(n, t, 20), torch.Size((30, 20)))
+    two = Outer(1e-4 * torch.randn(n, t, 20), 1e3 * torch.randn(n, t, 30), torch.Size((20, 30)))
+    form = total([one, Part(two, torch.Size((30, 20)), (1, 20), 0)])
+    assert type(form) is Outer
+    exact = (one.dense().double() + two.dense().double().mT).square().sum((1, 2))
+    asked: list[Tensor] = []
+    unsure = form.unsure()
+    assert unsure is not None
+    unsure = unsure._replace(exactly=lambda which: asked.append(which) or form.exactly(which))
+    ((bounds, _),) = guarded([unsure])
+    assert not asked
+    torch.testing.assert_close(unsure.found.double(), exact, rtol=1e-5, atol=0)
+    assert bool((bounds.double() >= exact).all())
+    assert bool((bounds.double() <= 1.01 * exact).all())
+
+
+@pytest.mark.parametrize("zero", ["left", "right", "both", "huge"])
+def test_factors_without_size_stay_as_they_are(zero: str) -> None:
+    left, right = torch.ones(2, 1, 3), torch.ones(2, 1, 4)
+    if zero in ("left", "both"):
+        left[0] = 0
+    if zero in ("right", "both"):
+        right[0] = 0
+    if zero == "huge":
+        left[0], right[0] = float("inf"), 1e30
+    shape = torch.Size((3, 4))
+    form = total(
+        [Outer(left, right, shape), Part(Outer(right, left, shape[::-1]), shape, (1, 4), 0)]
+    )
+    torch.testing.assert_close(form.dense(), 2 * left.mT @ right)
