@@ -199,11 +199,15 @@ class Patches(Form):
         return found, bound
 
     def _sizes(self) -> Tensor:
-        """‖x‖‖g‖√taps, which no gradient exceeds however its positions cancel."""
-        x, grad = (f.to(wide(self.dtype)).flatten(1) for f in (self.x, self.grad))
-        each = torch.linalg.vector_norm(x, dim=1) * torch.linalg.vector_norm(grad, dim=1)
-        found: Tensor = each.view(-1, self.images).sum(1) * math.sqrt(self.shape[2:].numel())
-        return found
+        """‖x‖‖g‖√taps, which no gradient exceeds however its positions cancel.
+
+        Groups of channels never meet, and each has sizes of its own.
+        """
+        groups, dtype = self.geometry.groups, wide(self.dtype)
+        both = (f.to(dtype).unflatten(1, (groups, -1)).flatten(2) for f in (self.x, self.grad))
+        x, grad = (torch.linalg.vector_norm(f, dim=2) for f in both)
+        each: Tensor = torch.linalg.vector_norm(x * grad, dim=1)
+        return each.view(-1, self.images).sum(1) * math.sqrt(self.shape[2:].numel())
 
     def rounding(self) -> Tensor:
         """Some units of the sizes of all positions' terms."""
@@ -213,9 +217,12 @@ class Patches(Form):
         """‖gᵢ‖² of a few samples from rows in double precision."""
         m, dtype = self.images, double(self.dtype)
         found = []
-        for i in which.tolist():
-            part = slice(i * m, (i + 1) * m)
-            x, grad = self.x[part].to(dtype), self.grad[part].to(dtype)
+        item = 2 * (self.nbytes() // max(self.n, 1) + self.row_bytes())
+        for first, last in spans(which.numel(), item):
+            some = which[first:last]
+            if m > 1:
+                some = (some.unsqueeze(1) * m + torch.arange(m, device=some.device)).flatten()
+            x, grad = (f.index_select(0, some).to(dtype) for f in (self.x, self.grad))
             found.append(Patches(x, grad, self.weight, self.geometry, m)._by_rows())
         return torch.cat(found)
 
