@@ -89,6 +89,11 @@ CASES: dict[str, Callable[[], Case]] = {
         lambda m, x: layers(m, m.e(m.i.expand(len(x), -1))),
         e=nn.Embedding(7, D), i=torch.tensor([1, 5, 1, 2])),
     "constants": lambda: learned(with_positions, c=torch.randn(K, D)),
+    "constants with a row for each": lambda: learned(
+        lambda m, x: layers(m, torch.full((len(x), K, D), 0.5, dtype=x.dtype) + m.c),
+        c=torch.randn(K, D)),
+    "zeros like them": lambda: learned(
+        lambda m, x: (lambda q: q + m.q(torch.zeros_like(q)))(m.w.repeat(len(x), 1, 1))),
     "a learned state": lambda: (
         Fn(lambda m, x: m.g(x, m.w.tanh().repeat(1, len(x), 1))[0],
            w=par(1, 1, D), g=nn.GRU(D, D, batch_first=True)).double(),
@@ -125,7 +130,13 @@ def both_axes(m: Any, x: Tensor) -> Tensor:
     return x + rows + (x @ rows.T).mean(2, True)
 
 
+def different(m: Any, x: Tensor) -> Tensor:
+    rows = torch.linspace(0, 1, len(x) * K * D, dtype=x.dtype).view(-1, K, D)
+    return attended(layers(m, rows), x)
+
+
 UNALIKE: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "constants of each sample's own": different,
     "positions": other_axis,
     "keys of all": keys_of_all,
     "another order": other_order,

@@ -250,7 +250,8 @@ class Calls:
         result = args[0] if operator.inplace and args else out
         self._marking.derive(operator, result, kwargs, derived, parties)
         if derived.selected and (random is None or not random.changed()):
-            self.repeats.note(operator, func, args, kwargs, out, parties.owned, parties.loose)
+            constants = [*parties.loose, *(t for t, _ in parties.coloured)]
+            self.repeats.note(operator, func, args, kwargs, out, parties.owned, constants)
         return out
 
 

@@ -77,7 +77,7 @@ class Repeats:
 
     def note(
         self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any],
-        out: Any, owned: Sequence[Tensor], loose: Sequence[Tensor],
+        out: Any, owned: Sequence[Tensor], constants: Sequence[Tensor],
     ) -> None:  # fmt: skip
         """A call on parameters and constants: remember it where its results are repeated."""
         recorder = self.recorder
@@ -89,7 +89,7 @@ class Repeats:
         call = self._root(operator, args, out, n)
         plain = call is not None and self._is_view(out)
         if call is None:
-            call = self._later(func, args, kwargs, [*owned, *loose], n)
+            call = self._later(func, args, kwargs, [*owned, *constants], n)
         if call is None:
             return
         outs: list[Tensor] = []
@@ -97,7 +97,7 @@ class Repeats:
         given = {id(tensor) for tensor in owned}
         for index, tensor in enumerate(outs):
             if tensor.requires_grad and id(tensor) not in given:
-                self._put(tensor, Origin(call, index, [*owned, *loose], plain=plain))
+                self._put(tensor, Origin(call, index, [*owned, *constants], plain=plain))
 
     def _is_view(self, out: Tensor) -> bool:
         return out._base is not None and id(out._base) in self.recorder.parameters.slots
@@ -147,6 +147,20 @@ class Repeats:
             return repeated
         return None
 
+    def _axis(self, tensor: Tensor, n: int) -> int | None:
+        """The axis of a constant that may be the samples': repeated without memory, or as inputs.
+
+        Which rows a constant has for which sample makes no difference: they are constants.
+        """
+        if tensor.requires_grad or tensor.layout is not torch.strided or tensor.is_nested:
+            return None
+        for d, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+            if size == n and stride == 0:
+                return d
+        dim = self.recorder.inputs.dim
+        rows = tensor.is_floating_point() and tensor.dim() > dim + 1 and tensor.shape[dim] == n
+        return dim if rows else None
+
     def _zeros(self, like: Tensor, dim: int, axis: int) -> Tensor:
         """One zero for each sample."""
         n = self.recorder.n or 0
@@ -158,8 +172,8 @@ class Repeats:
         self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], taken: Sequence[Tensor],
         n: int,
     ) -> Again | None:  # fmt: skip
-        """A call that takes what is repeated: a derived tensor, or a constant by its strides."""
-        if not any(self._get(t) is not None or _copies(t, n) is not None for t in taken):
+        """A call that takes what is repeated: a derived tensor, or a constant."""
+        if not any(self._get(t) is not None or self._axis(t, n) is not None for t in taken):
             return None
 
         def again(swap: dict[int, Tensor]) -> Any:
@@ -177,7 +191,7 @@ class Repeats:
                 if again is not None:
                     found[id(tensor)] = again
             elif not tensor.requires_grad:
-                axis = _copies(tensor, self.recorder.n or 0)
+                axis = self._axis(tensor, self.recorder.n or 0)
                 if axis is not None:
                     alias = found[id(tensor)] = tensor.detach()
                     self.recorder.marks.put(alias, closed(axis))
@@ -267,16 +281,6 @@ class Repeats:
 
 def _stateful(operator: Operator) -> bool:
     return any(word in operator.name for word in _STATEFUL)
-
-
-def _copies(tensor: Tensor, n: int) -> int | None:
-    """The axis along which a constant is the same n times, by its strides."""
-    if tensor.layout is not torch.strided or tensor.requires_grad or tensor.is_nested:
-        return None
-    for d, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
-        if size == n and stride == 0:
-            return d
-    return None
 
 
 def _alike(found: Tensor, tensor: Tensor) -> bool:
