@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import persample
-from persample.forms import Dense, Outer, Part, Picked, guarded, total, within
+from persample.forms import Dense, Outer, Part, Picked, Pullback, guarded, total, within
 from persample.testing import oracle, relative_error
 
 from .models import Fn, par
@@ -187,3 +187,57 @@ def test_factors_without_size_stay_as_they_are(zero: str) -> None:
         [Outer(left, right, shape), Part(Outer(right, left, shape[::-1]), shape, (1, 4), 0)]
     )
     torch.testing.assert_close(form.dense(), 2 * left.mT @ right)
+
+
+# ---------------------------------------------------------------------- complex weights
+
+
+def filtered(m: Any, x: Tensor) -> Tensor:
+    """A long convolution whose kernel is made of three parameters."""
+    poles = torch.complex(-m.a.exp(), m.b)
+    kernel = (m.c * torch.exp(poles.unsqueeze(-1) * torch.arange(5))).sum(1).real
+    return torch.fft.irfft(torch.fft.rfft(x, n=10) * torch.fft.rfft(kernel, n=10), n=10)[..., :5]
+
+
+def filters() -> Case:
+    model = Fn(filtered, a=par(4, 2), b=par(4, 2), c=par(4, 2, 1)).double()
+    return model, torch.randn(3, 4, 5, dtype=torch.float64)
+
+
+def rotated() -> Case:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        turn = torch.polar(m.a.exp(), m.b)
+        return torch.view_as_real(torch.view_as_complex(x) * turn).flatten(1)
+
+    return Fn(forward, a=par(4), b=par(4)).double(), torch.randn(3, 4, 2, dtype=torch.float64)
+
+
+def complex_pair() -> Case:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        return torch.view_as_real(x.to(torch.complex128) @ (m.a @ m.b))
+
+    a, b = (nn.Parameter(torch.randn(4, 4, dtype=torch.complex128)) for _ in range(2))
+    return Fn(forward, a=a, b=b), torch.randn(3, 5, 4, dtype=torch.float64)
+
+
+COMPLEX = {"filters": filters, "rotated": rotated, "complex pair": complex_pair}
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("name", ["filters", "rotated"])
+def test_complex_weights_are_exact(name: str, options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    is_exact(*COMPLEX[name](), **options)
+
+
+@pytest.mark.parametrize("name", COMPLEX)
+def test_parameters_of_complex_weights_are_walked_to_together(name: str) -> None:
+    torch.manual_seed(0)
+    model, x = COMPLEX[name]()
+    tape = recorded(model, x)
+    names = [key for key, _ in model.named_parameters()]
+    assert all(isinstance(form, Pullback) for form in tape._ledger.forms(names).values())
+    assert all(isinstance(form, Dense) for form in tape._ledger.written(names).values())
+    assert relative_error(tape.grads(), oracle(model, losses, x)) < 1e-10
+    rows = torch.cat([g.flatten(1) for g in oracle(model, losses, x).values()], 1)
+    torch.testing.assert_close(tape.norms(), torch.linalg.vector_norm(rows, dim=1))

@@ -48,8 +48,11 @@ def _walked(forms: Mapping[str, Form]) -> dict[str, Form]:
     if not behind:
         return {}
     maps = {part.map(): part for mine in behind.values() for part in mine}
-    if sum(len(mine) for mine in behind.values()) < 2 or not all(map(_plain, maps.values())):
+    count = sum(len(mine) for mine in behind.values())
+    if count < 2 or not all(map(_plain, maps.values())):
         return {}
+    if count == len(maps) and any(part.derived.is_complex for part in maps.values()):
+        return {}  # nothing is shared, and rows are twice as large
     parameters = {name: mine[0].parameter for name, mine in behind.items()}
     n = next(iter(maps.values())).n
     if n == 0 or n * _bytes(parameters) > scratch() // 2:
@@ -68,7 +71,7 @@ def _parts(form: Form) -> list[Form]:
 
 def _plain(form: Pullback) -> bool:
     """Whether nothing has to be scaled on the way."""
-    return form.derived == wide(form.derived) and not form.derived.is_complex
+    return form.derived == wide(form.derived)
 
 
 def _bytes(parameters: Mapping[str, Tensor]) -> int:
