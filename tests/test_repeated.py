@@ -291,6 +291,10 @@ def test_constants_written_to_before_data_are_met(unseen: bool) -> None:
         return latents
 
     model, x = learned(make)
+    if unseen:
+        with pytest.raises(persample.StaleError, match="written to unseen"):
+            recorded(model, x).norms()
+        return
     assert relative_error(recorded(model, x).grads(), expected(model, x)) < 1e-10
 
 
@@ -338,6 +342,14 @@ def test_samples_on_another_axis() -> None:
         tape.backward(losses(model, x))
     assert relative_error(tape.grads(), expected(model, x)) < 1e-10
     assert {use.rule for use in tape.explain().uses}.isdisjoint({"generic"})
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_not_finite_is_no_change(value: float) -> None:
+    model, x = CASES["repeated"]()
+    with torch.no_grad():
+        model.w[0, 0] = value
+    assert recorded(model, x).nonfinite().tolist() == [0, 1, 2]
 
 
 def test_nothing_is_held_after_the_block() -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map_only
 
 from .conditions import RandomState
@@ -62,10 +63,17 @@ class Repeats:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self._known: dict[int, tuple[weakref.ref[Tensor], int, Origin]] = {}
+        self._apart_from: list[Tensor] = []  # whether a tensor differs from the one made again
 
     def clear(self) -> None:
         """Forget every tensor."""
         self._known.clear()
+        self._apart_from.clear()
+
+    def changed(self) -> bool:
+        """Whether a tensor that was made again came out another: one look for all of them."""
+        looked, self._apart_from = self._apart_from, []
+        return any(bool(differs) for differs in looked)
 
     # ------------------------------------------------------------------ how they were made
 
@@ -85,6 +93,8 @@ class Repeats:
         if n < 2 or recorder.busy or recorder.spread is not None or not torch.is_grad_enabled():
             return
         if operator.inplace or "out" in kwargs or _stateful(operator):
+            return
+        if any(is_lazy(tensor) for tensor in (*owned, *constants)):
             return
         call = self._root(operator, args, out, n)
         plain = call is not None and self._is_view(out)
@@ -118,7 +128,7 @@ class Repeats:
 
     def _root(self, operator: Operator, args: Sequence[Any], out: Any, n: int) -> Again | None:
         """A call that repeats a parameter n times along one axis, as a sum with samples' zeros."""
-        if not args or not isinstance(args[0], Tensor) or not isinstance(out, Tensor):
+        if operator.name not in _EXPANDS | _REPEATS or not isinstance(out, Tensor) or not args:
             return None
         value, shape = args[0], out.shape
         lead = out.dim() - value.dim()
@@ -129,23 +139,21 @@ class Repeats:
                 return None
             axis = axes[0]
 
-            def expanded(_: dict[int, Tensor]) -> Tensor:
+            def expanded(_: dict[int, Tensor]) -> Any:
                 return (value.view(before) + self._zeros(value, len(shape), axis)).expand(shape)
 
             return expanded
-        if operator.name in _REPEATS:
-            times = [s // b if b else 0 for s, b in zip(shape, before, strict=True)]
-            if times.count(n) != 1 or any(t not in (1, n) for t in times):
-                return None
-            axis = times.index(n)
+        times = [s // b if b else 0 for s, b in zip(shape, before, strict=True)]
+        if times.count(n) != 1 or any(t not in (1, n) for t in times):
+            return None
+        axis = times.index(n)
 
-            def repeated(_: dict[int, Tensor]) -> Tensor:
-                apart = value.reshape(before).unsqueeze(axis)
-                zeros = self._zeros(value, len(shape) + 1, axis)
-                return (apart + zeros).flatten(axis, axis + 1)
+        def repeated(_: dict[int, Tensor]) -> Any:
+            apart = value.reshape(before).unsqueeze(axis)
+            zeros = self._zeros(value, len(shape) + 1, axis)
+            return (apart + zeros).flatten(axis, axis + 1)
 
-            return repeated
-        return None
+        return repeated
 
     def _axis(self, tensor: Tensor, n: int) -> int | None:
         """The axis of a constant that may be the samples': repeated without memory, or as inputs.
@@ -206,9 +214,11 @@ class Repeats:
             return None
         if origin.remade is None:
             found = self._run(origin) if origin.untouched() else None
-            if found is None or not _alike(found, tensor):
+            if found is None or found.shape != tensor.shape or found.dtype != tensor.dtype:
                 origin.failed = True
                 return None
+            if tensor.numel():
+                self._apart_from.append(_differs(found.detach(), tensor.detach()))
             origin.remade = found
         return origin.remade
 
@@ -283,12 +293,9 @@ def _stateful(operator: Operator) -> bool:
     return any(word in operator.name for word in _STATEFUL)
 
 
-def _alike(found: Tensor, tensor: Tensor) -> bool:
-    """Whether a tensor was made again: nothing that was read has changed unseen."""
-    if found.shape != tensor.shape or found.dtype != tensor.dtype:
-        return False
-    one, two = found.detach(), tensor.detach()
-    if not one.numel() or one.device.type == "meta":
-        return True
-    coarse = torch.finfo(one.dtype).eps ** 0.5
-    return bool((one - two).abs().amax() <= coarse * two.abs().amax())
+def _differs(found: Tensor, tensor: Tensor) -> Tensor:
+    """Whether a tensor was not made again, but for rounding: what was read has changed unseen."""
+    known = tensor.isfinite()
+    gap = torch.where(known, found - tensor, 0).abs().amax()
+    size = torch.where(known, tensor, 0).abs().amax()
+    return torch.gt(gap, size * torch.finfo(tensor.dtype).eps ** 0.5)
