@@ -94,15 +94,17 @@ def test_different_slices_stay_apart() -> None:
 class Queries(nn.Module):
     """Learned queries pass two layers and a norm before they meet any data, twice."""
 
-    def __init__(self, dtype: torch.dtype = torch.float64) -> None:
+    def __init__(self, dtype: torch.dtype = torch.float64, *, repeated: bool = True) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.queries = nn.Parameter(torch.randn(3, 6))
+        self.queries, self.repeated = nn.Parameter(torch.randn(3, 6)), repeated
         self.first, self.second, self.norm = nn.Linear(6, 6), nn.Linear(6, 6), nn.LayerNorm(6)
         self.to(dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        queries = self.queries.unsqueeze(0).expand(x.shape[0], -1, -1)
+        queries = self.queries.unsqueeze(0)
+        if self.repeated:
+            queries = queries.expand(x.shape[0], -1, -1)
         hidden = self.norm(self.first(queries).tanh())
         seen = F.scaled_dot_product_attention(hidden, x, x)
         return seen + self.second(hidden) * x[:, :3]
@@ -119,9 +121,12 @@ def expected(model: nn.Module, x: Tensor) -> Tensor:
     return torch.cat([g.flatten(1) for g in rows.values()], 1)
 
 
+@pytest.mark.parametrize("repeated", [True, False])
 @pytest.mark.parametrize("budget", [None, 4096, 200])
-def test_parameters_behind_queries_are_exact_in_any_budget(budget: int | None) -> None:
-    model, x = Queries(), torch.randn(4, 5, 6, dtype=torch.float64)
+def test_parameters_behind_queries_are_exact_in_any_budget(
+    budget: int | None, repeated: bool
+) -> None:
+    model, x = Queries(repeated=repeated), torch.randn(4, 5, 6, dtype=torch.float64)
     tape, g = asked(model, x, budget=budget), expected(model, x)
     torch.testing.assert_close(tape.norms(), g.norm(dim=1))
     clipped = torch.cat([v.flatten() for v in tape.clipped_sum(0.5).values()])
@@ -133,8 +138,12 @@ def test_parameters_behind_queries_are_exact_in_any_budget(budget: int | None) -
     torch.testing.assert_close(some, sizes[0] + sizes[1])
 
 
-def test_the_graph_behind_queries_is_walked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, x = Queries(), torch.randn(4, 5, 6, dtype=torch.float64)
+@pytest.mark.parametrize("repeated", [True, False])
+def test_the_graph_behind_queries_is_walked_once(
+    monkeypatch: pytest.MonkeyPatch, repeated: bool
+) -> None:
+    """Where they are repeated for every sample, their layers are ordinary uses."""
+    model, x = Queries(repeated=repeated), torch.randn(4, 5, 6, dtype=torch.float64)
     tape, walks, walk = asked(model, x), [], torch.autograd.grad
 
     def counted(*args: Any, **kwargs: Any) -> Any:
@@ -143,8 +152,8 @@ def test_the_graph_behind_queries_is_walked_once(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(torch.autograd, "grad", counted)
     tape.norms()
-    assert walks.count(7) == 1
-    assert len(walks) < 7
+    assert walks.count(7) == (0 if repeated else 1)
+    assert len(walks) < (1 if repeated else 7)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -89,6 +89,19 @@ PRODUCTS: dict[str, Build] = {
         lambda s, x: torch.einsum("bi,ij,bj->b", x, s.w, x.sin()).unsqueeze(1), x(5), w=(5, 5)),
     "einsum of three, two parameters": f(
         lambda s, x: torch.einsum("bti,ij,jk->btk", x, s.a, s.b), x(4, 5), a=(5, 2), b=(2, 3)),
+    "matmul of capsules": f(
+        lambda s, x: s.w @ x[:, :, None, :, None], x(4, 5), w=(1, 4, 2, 3, 5)),
+    "data @ matrices of heads": f(lambda s, x: x.unsqueeze(1) @ s.w, x(4, 5), w=(1, 2, 5, 3)),
+    "a row for every head @ data": f(
+        lambda s, x: s.w @ x.unsqueeze(1), x(5, 4), w=(2, 1, 5)),
+    "one matrix of all heads": f(lambda s, x: x @ s.w, x(2, 4, 5), w=(1, 1, 5, 3)),
+    "one head's matrix, one column": f(lambda s, x: x @ s.w, x(2, 4, 5), w=(1, 5, 1)),
+    "einsum of axes of one": f(
+        lambda s, x: torch.einsum("bhtd,hde->bhte", x.unsqueeze(1), s.w), x(4, 5), w=(2, 5, 3)),
+    "einsum of a matrix for one": f(
+        lambda s, x: torch.einsum("bhtd,hde->bhte", x, s.w), x(2, 4, 5), w=(1, 5, 3)),
+    "einsum of a repeated sum": f(
+        lambda s, x: torch.einsum("bd,de->be", x, s.w), x(5), w=(1, 3)),
     "low rank": f(lambda s, x: F.linear(F.linear(x, s.a), s.b), x(4, 5), a=(2, 5), b=(3, 2)),
     "low rank, merged": f(lambda s, x: F.linear(x, s.b @ s.a), x(4, 5), a=(2, 5), b=(3, 2)),
     "inner": f(lambda s, x: F.linear(x, s.w.t()), x(4, 5), w=(5, 3)),
@@ -261,6 +274,7 @@ GENERIC = {
     "index_select of columns": "rows of a table are along its first axis",
     "bilinear of many positions": "their products would take more memory than the rows",
     **dict.fromkeys(("one column of each head", "one row @ data"), _REPEATED),
+    "einsum of a repeated sum": "data are summed alone",
     "bag of maxima": "which rows win is known to torch's kernel alone",
 }
 

@@ -18,12 +18,11 @@ from .meeting import meet, not_per_sample
 from .nodes import graph_node
 from .parties import Parties, Sorting, Transformed
 from .propagate import COND, SET_DATA, ZEROS, Operator, apart_by_zeros, collect, propagate
+from .repeated import NOTHING, Repeats
 from .walls import Finite
 
 if TYPE_CHECKING:
     from .recorder import Recorder
-
-_NOTHING = object()
 
 # What layout rules said of calls in which closed layouts and shapes decide.
 _KNOWN: dict[tuple[Any, ...], Any] = {}
@@ -41,6 +40,7 @@ class Calls:
         self._slots = recorder.parameters.slots
         self._custom, self._marking = recorder.custom, Marking(recorder)
         self._sorted = Sorting(recorder)
+        self.repeats = Repeats(recorder)
 
     def handle(
         self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
@@ -48,7 +48,7 @@ class Calls:
         """Any call that is not a mere look at an attribute."""
         if operator.graph:
             found = self._of_the_graph(operator, func, args, kwargs)
-            if found is not _NOTHING:
+            if found is not NOTHING:
                 return found
         if operator.enter and func not in self.entering and not operator.straight(args, kwargs):
             return self._enter(func, args, kwargs)
@@ -78,6 +78,9 @@ class Calls:
             return self._derive(operator, func, args, kwargs, parties)
         if not wanted:
             return self._data(operator, func, args, kwargs, parties)
+        found = self.repeats.met(operator, func, args, kwargs, parties.owned)
+        if found is not NOTHING:
+            return found
         if parties.key is None:
             bad = not_per_sample(operator, parties.coloured)
             if bad is not None:
@@ -97,13 +100,14 @@ class Calls:
             return graph_node(self._custom, func(*args))
         if func is Tensor.register_hook:
             self._leaves_its_module(args[0])
+            self.repeats.exposed(args[0])
             hook = self._custom.guarded(args[0], *args[1:], **kwargs)
             return func(args[0], hook)  # type: ignore[no-untyped-call]
         if operator.name == SET_DATA:
             return self._exchange(func, *args)
         if operator.name == COND:
             return self._branch(*args, **kwargs)
-        return _NOTHING
+        return NOTHING
 
     # ------------------------------------------------------------------ ways to run it
 
@@ -172,13 +176,13 @@ class Calls:
         parties: Parties,
     ) -> Any:
         """The states of a call's results, remembered where shapes decide."""
-        key, found = parties.key, _NOTHING
+        key, found = parties.key, NOTHING
         if key is not None:
             try:
-                found = _KNOWN.get(key, _NOTHING)
+                found = _KNOWN.get(key, NOTHING)
             except TypeError:  # an argument that cannot be compared
                 key = None
-        if found is _NOTHING:
+        if found is NOTHING:
             n = self._marks.n or 0
             found = propagate(operator, func, args, kwargs, out, parties.coloured, n)
             if key is not None and _lasting(found):
@@ -240,10 +244,14 @@ class Calls:
     ) -> Any:  # fmt: skip
         """Parameters and constants only: the result is derived from parameters."""
         derived = self._marking.derived(operator, args, kwargs, parties.owned)
+        random = self.repeats.random_state(operator, parties.owned)
         with kept():
             out = func(*args, **kwargs)
         result = args[0] if operator.inplace and args else out
         self._marking.derive(operator, result, kwargs, derived, parties)
+        if derived.selected and (random is None or not random.changed()):
+            constants = [*parties.loose, *(t for t, _ in parties.coloured)]
+            self.repeats.note(operator, func, args, kwargs, out, parties.owned, constants)
         return out
 
 

@@ -29,7 +29,7 @@ from .forms import (
     within,
 )
 from .intake import Intake
-from .refusals import stepped
+from .refusals import remade, stepped
 from .values import Values
 
 Forms = Mapping[str, Form]
@@ -169,6 +169,8 @@ class Ledger(Intake):
 
     def ready(self) -> None:
         """Refuse to answer from a recording that is not complete, or no longer true."""
+        if self.recorder.calls.repeats.changed():
+            self.trouble = self.trouble or remade()
         if self.trouble is not None:
             raise self.trouble
         if not self.backwards:

@@ -189,6 +189,7 @@ class Recorder:
         self.inputs.kept.clear()
         self.constants.clear()
         self.by_zeros.clear()
+        self.calls.repeats.clear()
 
     if not TYPE_CHECKING:
 

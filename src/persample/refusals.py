@@ -82,3 +82,12 @@ def opened() -> StaleError:
         why="backward reads it again, and gives samples gradients of others",
         fix="write to a clone of it",
     )
+
+
+def remade() -> StaleError:
+    """A tensor derived from parameters could not be made again."""
+    return StaleError(
+        "a constant that parameters met was written to unseen before data were met",
+        why="what was derived from it is made again for every sample, and came out another",
+        fix="write to a clone of it",
+    )

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .cost import Plan, spans
+from .dense import Dense
 from .form import Form, added, wide
 from .guard import Unsure
 from .mapped import Mapped
@@ -89,6 +90,24 @@ class Picked(Mapped):
     def add_to(self, out: Tensor, first: int = 0, last: int | None = None) -> Tensor:
         """Straight into their places."""
         return self.table(first, last).add_to(out)
+
+    def gathered(self) -> Picked:
+        """The same with every index once: rows of one index are added up for all samples at once.
+
+        Tables of relative positions are picked from thousands of times and have few rows.
+        """
+        kept = (self.index != self.padding).nonzero().flatten()
+        used, where = torch.unique(self.index[kept], return_inverse=True)
+        count, d = used.numel(), self.shape[1]
+        dtype = wide(self.dtype)
+        out = torch.empty(self.n, count, d, dtype=dtype, device=self.device)
+        for first, last in spans(self.n, 3 * self.form.row_bytes()):
+            rows = self.form.wide_dense(first, last).movedim(0, -2)  # samples beside one another
+            rows = rows.reshape(self.index.numel(), (last - first) * d)
+            rows = rows if kept.numel() == rows.shape[0] else rows[kept]
+            sums = rows.new_zeros(count, rows.shape[1]).index_add_(0, where, rows)
+            out[first:last] = sums.view(count, last - first, d).transpose(0, 1)
+        return Picked(Dense(out), self.shape, used, -1, (self.key, "gathered"))
 
     # ------------------------------------------------------------------ norms
 

@@ -1,7 +1,8 @@
 """Rows of all parameters behind derived tensors at once.
 
 Learned queries that pass through layers before they meet any data have many parameters behind
-them. Going back to each on its own would walk the same graph again and again.
+them. Going back to each on its own would walk the same graph again and again. Rows of a table that
+constants picked again and again are added up.
 """
 
 from __future__ import annotations
@@ -13,16 +14,31 @@ from torch import Tensor
 from .cost import scratch, spans
 from .dense import Dense
 from .form import Form, wide
+from .picked import Picked
 from .pullback import Pullback
 from .total import Total, total
 from .walk import walk_rows
 
 
 def pulled(forms: Mapping[str, Form]) -> dict[str, Form]:
-    """New forms for the parameters behind derived tensors, where several share a graph.
+    """New forms for the parameters behind derived tensors: what is asked twice is done once.
 
     Rows take half of the budget at most.
     """
+    found = _walked(forms)
+    room = scratch() // 2 - sum(form.nbytes() for form in found.values())
+    for name, form in forms.items():
+        if isinstance(form, Picked) and not form.distinct and form.n:
+            rows = min(form.index.numel(), form.shape[0])
+            size = form.n * rows * form.shape[1] * wide(form.dtype).itemsize
+            if size <= room:
+                room -= size
+                found[name] = form.gathered()
+    return found
+
+
+def _walked(forms: Mapping[str, Form]) -> dict[str, Form]:
+    """New forms for parameters of which several share a graph."""
     behind: dict[str, list[Pullback]] = {}
     for name, form in forms.items():
         if isinstance(form, (Pullback, Total)):
@@ -32,8 +48,11 @@ def pulled(forms: Mapping[str, Form]) -> dict[str, Form]:
     if not behind:
         return {}
     maps = {part.map(): part for mine in behind.values() for part in mine}
-    if sum(len(mine) for mine in behind.values()) < 2 or not all(map(_plain, maps.values())):
+    count = sum(len(mine) for mine in behind.values())
+    if count < 2 or not all(map(_plain, maps.values())):
         return {}
+    if count == len(maps) and any(part.derived.is_complex for part in maps.values()):
+        return {}  # nothing is shared, and rows are twice as large
     parameters = {name: mine[0].parameter for name, mine in behind.items()}
     n = next(iter(maps.values())).n
     if n == 0 or n * _bytes(parameters) > scratch() // 2:
@@ -52,7 +71,7 @@ def _parts(form: Form) -> list[Form]:
 
 def _plain(form: Pullback) -> bool:
     """Whether nothing has to be scaled on the way."""
-    return form.derived == wide(form.derived) and not form.derived.is_complex
+    return form.derived == wide(form.derived)
 
 
 def _bytes(parameters: Mapping[str, Tensor]) -> int:

@@ -250,7 +250,44 @@ def _unfolded(forms: list[Form]) -> Iterator[Form]:
         if isinstance(form, Pieces):
             yield from form.parts
         else:
-            yield form
+            yield _turned(form)
+
+
+def _turned(form: Form) -> Form:
+    """Products of a transposed matrix as those of the matrix: factors in the other order.
+
+    An autoencoder that uses its weight both ways has two uses of one kind then.
+    """
+    if not isinstance(form, Part) or not isinstance(form.form, Outer) or form.offset:
+        return form
+    whole = torch.empty(form.shape, device="meta")
+    if whole.dim() < 2 or whole.mT.shape != form.view or whole.mT.stride() != form.strides:
+        return form
+    left, right = form.form.given
+    if (left.shape[-1], right.shape[-1]) != tuple(form.view[-2:]):
+        return form  # their lengths are those of other axes
+    return Turned(right, left, form.shape)
+
+
+class Turned(Outer):
+    """Products of a matrix's transpose: inputs are on the side of others' output gradients."""
+
+    __slots__ = ()
+
+
+def _balanced(form: Outer) -> Outer:
+    """The same products from factors of about one size, sample by sample.
+
+    Output gradients are small and inputs large. Side by side, what rounding may hide in the large
+    ones' products would seem to matter. Powers of two change no digit.
+    """
+    left, right = form.given
+    if form.dtype != wide(form.dtype) or form.dtype.is_complex:
+        return form
+    sizes = [torch.linalg.vector_norm(f.flatten(1), dim=1) for f in (left, right)]
+    power = ((sizes[1].log2() - sizes[0].log2()) / 2).round().nan_to_num(0, 0, 0).clamp(-30, 30)
+    up = power.exp2().view(-1, *[1] * (left.dim() - 1))
+    return Outer(left * up, right / up, form.shape)
 
 
 def _as_tables(mapped: dict[Hashable, list[Mapped]], *, known: bool) -> list[Rows]:
@@ -286,6 +323,8 @@ def _between(form: Form, other: Form) -> Tensor:
 
 def _concatenated(forms: list[Outer]) -> Outer:
     """Several uses of one tensor are more positions of one form."""
+    if 0 < sum(isinstance(f, Turned) for f in forms) < len(forms):
+        forms = [_balanced(f) for f in forms]
     return Outer(
         torch.cat([f.left for f in forms], 2),
         torch.cat([f.right for f in forms], 2),

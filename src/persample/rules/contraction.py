@@ -20,6 +20,11 @@ def contraction(
     x: Tensor, data: str, weight: Tensor, mine: str, grad: Tensor, out: str, layout: Layout, n: int
 ) -> Form:
     """The form of ``weight`` in ``einsum(f"{data},{mine}->{out}", x, weight)``."""
+    shape = weight.shape
+    if x.dim() != len(data) or weight.dim() != len(mine):
+        raise Unsuited
+    if 1 in shape or 1 in x.shape:
+        x, data, weight, mine = _unrepeated(x, data, weight, mine, out)
     _check(x, data, weight, mine, grad, out)
     x = x.conj() if x.is_complex() else x
     for letter in data:  # summed over the data alone
@@ -38,13 +43,31 @@ def contraction(
     right = _arranged(x, data, positions, k, i, axis_layout, n)
     sizes = dict(zip(mine, weight.shape, strict=True))
     if "".join(mine) == "".join(k + o + i):
-        return Outer(left, right, weight.shape)
+        return Outer(left, right, shape)
     if "".join(mine) == "".join(k + i + o):
-        return Outer(right, left, weight.shape)
+        return Outer(right, left, shape)
     order = k + o + i
     form = Outer(left, right, torch.Size(sizes[c] for c in order))
     strides = dict(zip(mine, _contiguous(weight.shape), strict=True))
-    return Part(form, weight.shape, tuple(strides[c] for c in order), 0)
+    return Part(form, shape, tuple(strides[c] for c in order), 0)
+
+
+def _unrepeated(
+    x: Tensor, data: str, weight: Tensor, mine: str, out: str
+) -> tuple[Tensor, str, Tensor, str]:
+    """Both terms without axes of size one that are repeated.
+
+    A capsule's matrices (1, i, c, a, b) meet vectors (n, i, 1, b, 1): they are repeated over the
+    samples, the vectors over c.
+    """
+    for d in reversed([d for d, s in enumerate(weight.shape) if s == 1]):
+        if mine[d] in data and mine[d] in out:
+            weight, mine = weight.select(d, 0), mine[:d] + mine[d + 1 :]
+    sizes = dict(zip(mine, weight.shape, strict=False))
+    for d in reversed([d for d, s in enumerate(x.shape) if s == 1]):
+        if sizes.get(data[d], 1) != 1:
+            x, data = x.select(d, 0), data[:d] + data[d + 1 :]
+    return x, data, weight, mine
 
 
 def _contiguous(shape: Sequence[int]) -> list[int]:
