@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import persample
+from persample import recorder
 from persample.eager import as_before, eagerly
 from persample.testing import oracle, relative_error
 
@@ -358,3 +359,18 @@ def test_recordings_that_overlap_give_the_compiler_back() -> None:
     assert eval_frame._stance.stance == "force_eager"
     as_before(second)
     assert eval_frame._stance.stance == before
+
+
+def test_a_recording_that_was_never_left_is_forgotten_with_its_thread() -> None:
+    def abandoned() -> None:
+        persample.record(nn.Linear(2, 2)).__enter__()
+
+    thread = threading.Thread(target=abandoned)
+    thread.start()
+    thread.join()
+    gc.collect()
+    model = nn.Linear(2, 2)
+    with persample.record(model) as tape:
+        assert [ids for owner, ids in recorder._OPEN if owner() is not None] == [{id(model)}]
+        tape.backward(model(torch.randn(3, 2)).sum(1))
+    assert tape.norms().shape == (3,)

@@ -30,7 +30,8 @@ from .tape import Tape
 from .values import Constants
 from .walls import Zeros
 
-_OPEN: list[set[int]] = []  # ids of the modules of every open recording
+# every open recording and the ids of its modules, which it keeps alive
+_OPEN: list[tuple[weakref.ref[Recorder], set[int]]] = []
 with torch.inference_mode(False):
     _ANCHOR = torch.zeros((), device="cpu", requires_grad=True)  # gives our nodes a reason to exist
 
@@ -95,7 +96,6 @@ class Recorder:
         self._tape: Tape | None = Tape(self)
         self.tape_ref = weakref.ref(self._tape)
         weakref.finalize(self._tape, self.release)
-        self._modules: set[int] = set()
         self.overriding: list[Tensor] = []  # what tensors' own code met, while it runs
         self.entered = self.busy = False
 
@@ -121,7 +121,8 @@ class Recorder:
             )
         found = [module for _, module in self._walked]
         modules = {id(module) for module in found}
-        if any(not modules.isdisjoint(other) for other in _OPEN):
+        _OPEN[:] = [(owner, ids) for owner, ids in _OPEN if owner() is not None]
+        if any(not modules.isdisjoint(ids) for _, ids in _OPEN):
             raise UsageError(
                 "this model is being recorded already",
                 fix="leave the first block, or record the parts separately",
@@ -130,8 +131,7 @@ class Recorder:
             self.spread.check(self.parameters.selected.values(), loop=self.loop)
             self.parameters.homes = list(self.spread.homes().values())
         self.entered = True
-        self._modules = modules
-        _OPEN.append(modules)
+        _OPEN.append((weakref.ref(self), modules))
         try:
             eagerly(self)
             self.inputs.install(found)
@@ -164,7 +164,7 @@ class Recorder:
         self._tape = None
         as_before(self)
         self.inputs.remove()
-        _OPEN[:] = [other for other in _OPEN if other is not self._modules]
+        _OPEN[:] = [(owner, ids) for owner, ids in _OPEN if owner() not in (None, self)]
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
