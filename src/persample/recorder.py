@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,7 @@ from .values import Constants
 from .walls import Zeros
 
 # every open recording and the ids of its modules, which it keeps alive
+_LOCK = threading.RLock()  # a collected recording may be released inside
 _OPEN: list[tuple[weakref.ref[Recorder], set[int]]] = []
 with torch.inference_mode(False):
     _ANCHOR = torch.zeros((), device="cpu", requires_grad=True)  # gives our nodes a reason to exist
@@ -50,6 +52,13 @@ class _Mode(TorchFunctionMode):
         if operator.ignore:
             return func(*args, **(kwargs or {}))
         return self.calls.handle(operator, func, args, kwargs or {})
+
+
+def _release(owner: weakref.ref[Recorder]) -> None:
+    """A tape is gone: so are the tensors that were followed for it."""
+    recorder = owner()
+    if recorder is not None:
+        recorder.release()
 
 
 class Recorder:
@@ -95,7 +104,7 @@ class Recorder:
         self.anchor = _ANCHOR
         self._tape: Tape | None = Tape(self)
         self.tape_ref = weakref.ref(self._tape)
-        weakref.finalize(self._tape, self.release)
+        weakref.finalize(self._tape, _release, weakref.ref(self))
         self.overriding: list[Tensor] = []  # what tensors' own code met, while it runs
         self.entered = self.busy = False
 
@@ -121,17 +130,11 @@ class Recorder:
             )
         found = [module for _, module in self._walked]
         modules = {id(module) for module in found}
-        _OPEN[:] = [(owner, ids) for owner, ids in _OPEN if owner() is not None]
-        if any(not modules.isdisjoint(ids) for _, ids in _OPEN):
-            raise UsageError(
-                "this model is being recorded already",
-                fix="leave the first block, or record the parts separately",
-            )
         if self.spread is not None:
             self.spread.check(self.parameters.selected.values(), loop=self.loop)
             self.parameters.homes = list(self.spread.homes().values())
+        self._open(modules)
         self.entered = True
-        _OPEN.append((weakref.ref(self), modules))
         try:
             eagerly(self)
             self.inputs.install(found)
@@ -142,6 +145,16 @@ class Recorder:
             self._leave()
             raise
         return self.tape
+
+    def _open(self, modules: set[int]) -> None:
+        with _LOCK:  # recordings of several threads
+            _OPEN[:] = [(owner, ids) for owner, ids in _OPEN if owner() is not None]
+            if any(not modules.isdisjoint(ids) for _, ids in _OPEN):
+                raise UsageError(
+                    "this model is being recorded already",
+                    fix="leave the first block, or record the parts separately",
+                )
+            _OPEN.append((weakref.ref(self), modules))
 
     def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
         try:
@@ -164,7 +177,8 @@ class Recorder:
         self._tape = None
         as_before(self)
         self.inputs.remove()
-        _OPEN[:] = [(owner, ids) for owner, ids in _OPEN if owner() not in (None, self)]
+        with _LOCK:
+            _OPEN[:] = [(owner, ids) for owner, ids in _OPEN if owner() not in (None, self)]
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
