@@ -78,9 +78,10 @@ class Calls:
             return self._derive(operator, func, args, kwargs, parties)
         if not wanted:
             return self._data(operator, func, args, kwargs, parties)
-        found = self.repeats.met(operator, func, args, kwargs, parties.owned)
-        if found is not NOTHING:
-            return found
+        if self.repeats.known:
+            found = self.repeats.met(operator, func, args, kwargs, parties.owned)
+            if found is not NOTHING:
+                return found
         if parties.key is None:
             bad = not_per_sample(operator, parties.coloured)
             if bad is not None:

@@ -32,15 +32,19 @@ def forms_of(
         if sample is not None:
             forms, name = forms_of(_of_one(use), firing, 1, rules, positions=False)
             return [_placed(form, sample, n) for form in forms], name
-    for each in (rule or stretched, stretched) if n else ():
+    if rule is not None and n:
         try:
-            found = each(use, firing, n)
+            found = rule(use, firing, n)
         except Unsuited:
-            continue
-        if each is own:
-            expect_fitting(use, found, n)
-        return found, each.__name__
-    return generic(use, firing, n), "generic"
+            pass
+        else:
+            if rule is own:
+                expect_fitting(use, found, n)
+            return found, rule.__name__
+    try:
+        return stretched(use, firing, n), stretched.__name__
+    except Unsuited:
+        return generic(use, firing, n), "generic"
 
 
 def _the_only(use: Use) -> int | None:

@@ -62,12 +62,12 @@ class Repeats:
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
-        self._known: dict[int, tuple[weakref.ref[Tensor], int, Origin]] = {}
+        self.known: dict[int, tuple[weakref.ref[Tensor], int, Origin]] = {}
         self._apart_from: list[Tensor] = []  # whether a tensor differs from the one made again
 
     def clear(self) -> None:
         """Forget every tensor."""
-        self._known.clear()
+        self.known.clear()
         self._apart_from.clear()
 
     def changed(self) -> bool:
@@ -113,7 +113,7 @@ class Repeats:
         return out._base is not None and id(out._base) in self.recorder.parameters.slots
 
     def _put(self, tensor: Tensor, origin: Origin) -> None:
-        key, known = id(tensor), self._known
+        key, known = id(tensor), self.known
 
         def forget(_: Any) -> None:
             known.pop(key, None)
@@ -121,7 +121,7 @@ class Repeats:
         known[key] = weakref.ref(tensor, forget), version(tensor), origin
 
     def _get(self, tensor: Tensor) -> Origin | None:
-        found = self._known.get(id(tensor))
+        found = self.known.get(id(tensor))
         if found is None or found[0]() is not tensor or version(tensor) != found[1]:
             return None
         return found[2]
@@ -248,7 +248,7 @@ class Repeats:
         owned: Sequence[Tensor],
     ) -> Any:  # fmt: skip
         """A call in which repeated parameters meet data, with samples of their own instead."""
-        if not self._known or operator.inplace or "out" in kwargs or self.recorder.busy:
+        if operator.inplace or "out" in kwargs or self.recorder.busy:
             return NOTHING
         if _stateful(operator) or not any(self._wanted(t) for t in owned):
             return NOTHING
