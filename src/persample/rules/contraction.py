@@ -21,6 +21,8 @@ def contraction(
 ) -> Form:
     """The form of ``weight`` in ``einsum(f"{data},{mine}->{out}", x, weight)``."""
     _check(x, data, weight, mine, grad, out)
+    if grad.is_complex() and not weight.is_complex():  # the weight's gradient is its real part
+        raise Unsuited
     x = x.conj() if x.is_complex() else x
     for letter in data:  # summed over the data alone
         if letter not in mine and letter not in out:
