@@ -113,7 +113,7 @@ class Marking:
         if not isinstance(state, Derived) or state.lookup is None or len(owned) > 1:
             return None
         kept = tensor.dtype == rows.dtype and tensor.shape[-1:] == rows.shape[-1:]
-        whole = tensor.numel() == rows.numel() and tensor.data_ptr() == rows.data_ptr()
+        whole = tensor.numel() == rows.numel() > 0 and tensor.data_ptr() == rows.data_ptr()
         return state if kept and whole and rows.is_contiguous() and tensor.is_contiguous() else None
 
     def _lookup(

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from .entries import table_behind
 from .errors import UsageError, describe
 from .forming import forms_of
 from .forms import Dense, Form, Joint, Patches, Pixels, Rows, shares, total, wide
@@ -134,8 +135,8 @@ def splits_of(use: Use, firing: Firing, n: int) -> list[Split | None]:
     return found
 
 
-def pieces(ledger: Ledger, entry: Entry, splits: list[Split | None], n: int) -> Form:
-    """The form of all gᵢₜ of one entry."""
+def pieces(ledger: Ledger, entry: Entry, splits: list[Split | None], n: int) -> Entry:
+    """One entry with the form of all gᵢₜ."""
     use, firing, rules = entry.use, entry.firing, ledger.recorder.rules
     assert firing is not None
     at = entry.operand.position
@@ -145,7 +146,7 @@ def pieces(ledger: Ledger, entry: Entry, splits: list[Split | None], n: int) -> 
         forms, _ = forms_of(use, firing, n, rules, positions=True)
         found = _taken_apart(forms[where], firing, first, n)
         if found is not None:
-            return found
+            return replace(entry, form=found)
     device = entry.operand.value.device
     layouts = [
         layout if s is None else Layout(0, 1, s.ids.to(device))
@@ -154,9 +155,14 @@ def pieces(ledger: Ledger, entry: Entry, splits: list[Split | None], n: int) -> 
     finer = copy(use)
     finer.tapped = replace(use.tapped, layouts=layouts)
     forms, _ = forms_of(finer, firing, n * first.count, rules, positions=True)
-    form = forms[where]
+    form, operand = forms[where], use.operands[where]
     assert form is not None
-    return form.rows if isinstance(form, OfTable) else form
+    if isinstance(form, OfTable):
+        table = table_behind(operand, ledger.recorder.parameters.selected)
+        return replace(entry, operand=table, form=form.rows)
+    if operand.lookup is not None:  # the rule that gave the entry may have answered for the table
+        return replace(entry, operand=operand, form=form)
+    return replace(entry, form=form)
 
 
 def _taken_apart(form: Form | OfTable | None, firing: Firing, at: Split, n: int) -> Form | None:
@@ -194,7 +200,7 @@ def contributions(
         forms = []
         for entry, where in zip(chosen, splits, strict=True):
             if name in ledger.sources(entry.operand):
-                fine = replace(entry, form=pieces(ledger, entry, where, n))
+                fine = pieces(ledger, entry, where, n)
                 forms += [form for _, form in ledger.attached(fine, {name})]
         if any(isinstance(form, Joint) for form in forms):
             raise UsageError(

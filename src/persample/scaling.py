@@ -30,7 +30,7 @@ _RESHAPED = frozenset(
 _PERMUTED: dict[str, Callable[[Any], Callable[[Tensor], Tensor]]] = {
     "TBackward0": lambda node: lambda x: x.t(),
     "TransposeBackward0": lambda node: lambda x: x.transpose(*_axes(node, x.dim())),
-    "PermuteBackward0": lambda node: lambda x: x.permute(*_whole(node._saved_dims, x.dim())),
+    "PermuteBackward0": lambda node: lambda x: x.permute(_whole(node._saved_dims, x.dim())),
 }
 
 

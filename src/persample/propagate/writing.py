@@ -26,7 +26,8 @@ def written(target: Tensor, before: Tensor, after: Tensor, n: int) -> Layout:
 @rule("setitem index_put _index_put_impl", linear=True, routes=True)
 def setitem(call: Call) -> Result:
     """``x[index] = value`` and ``index_put``."""
-    x, index, value = call.args[0], call.args[1], call.arg(2, "values")
+    x, index = call.arg(0, "input", "self"), call.arg(1, "indices")
+    value = call.arg(2, "values")
     if call.name != "setitem":
         index = tuple(slice(None) if i is None else i for i in index)
     layout = call.layout(x)

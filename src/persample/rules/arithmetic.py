@@ -23,6 +23,7 @@ def arithmetic(use: Use, firing: Firing, n: int) -> Forms:
     if grad is None or not isinstance(a, (Tensor, int, float)) or a is b:
         raise Unsuited
     alpha = use.option("alpha", 1)
+    alpha = alpha.conjugate() if isinstance(alpha, complex) else alpha
     if use.option("rounding_mode", None) is not None:
         raise Unsuited
     if use.operator == "rsub":
@@ -36,7 +37,7 @@ def arithmetic(use: Use, firing: Firing, n: int) -> Forms:
 
 
 def _derivative(
-    operator: str, a: Tensor, b: Tensor, grad: Tensor, first: bool, alpha: float
+    operator: str, a: Tensor, b: Tensor, grad: Tensor, first: bool, alpha: complex
 ) -> Tensor:
     if operator == "add":
         return grad if first or alpha == 1 else grad * alpha
@@ -48,7 +49,7 @@ def _derivative(
     if first:
         return grad / (b.conj() if isinstance(b, Tensor) else b)
     top = a.conj() if isinstance(a, Tensor) else a
-    return -grad * top / b.conj().square()
+    return -grad * (top / b.conj() / b.conj())  # the square of a small number may vanish
 
 
 @rule("cat concat concatenate stack")

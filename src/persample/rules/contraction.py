@@ -26,6 +26,8 @@ def contraction(
     if 1 in shape or 1 in x.shape:
         x, data, weight, mine = _unrepeated(x, data, weight, mine, out)
     _check(x, data, weight, mine, grad, out)
+    if grad.is_complex() and not weight.is_complex():  # the weight's gradient is its real part
+        raise Unsuited
     x = x.conj() if x.is_complex() else x
     for letter in data:  # summed over the data alone
         if letter not in mine and letter not in out:

@@ -32,7 +32,7 @@ def cdist(use: Use, firing: Firing, n: int) -> Forms:
     def pull(rows: Tensor, copies: Tensor, seeds: Tensor) -> Tensor:
         with torch.enable_grad():
             copies = copies.detach().requires_grad_()
-            out = use.func(rows, copies, *options)
+            out = use.run((rows, copies, *options), {}, ())
         return torch.autograd.grad(out, copies, seeds)[0]
 
     def each(first: int, last: int) -> Tensor:

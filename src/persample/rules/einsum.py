@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import reduce
+from string import ascii_letters
 
 import torch
 from torch import Tensor
@@ -79,7 +81,8 @@ def _letters(terms: Sequence[Term], wanted: set[str]) -> str:
 
 def _product(terms: Sequence[Term], kept: str) -> Tensor:
     """Terms multiplied, other letters summed; not where the product is far larger than they are."""
-    tensors = [tensor.to(wide(tensor.dtype)) for tensor, _ in terms]
+    dtype = reduce(torch.promote_types, [wide(tensor.dtype) for tensor, _ in terms])
+    tensors = [tensor.to(dtype) for tensor, _ in terms]
     sizes = {c: s for t, each in terms for c, s in zip(each, t.shape, strict=True) if s != 1}
     if math.prod(sizes.get(c, 1) for c in kept) > max(8 * sum(t.numel() for t in tensors), 1 << 20):
         raise Unsuited
@@ -127,7 +130,7 @@ def spelled(equation: str, terms: Sequence[Tensor], rank: int) -> list[str]:
         letters = left.replace(",", "").replace("...", "")
         once = sorted(c for c in set(letters) if letters.count(c) == 1)
         right = ("..." if "..." in left else "") + "".join(once)
-    spare = "ΑΒΓΔΕΖΗΘ"
+    spare = "".join(c for c in ascii_letters if c not in equation)
     found = []
     for term, tensor in zip(inputs, terms, strict=True):
         width = tensor.dim() - len(term.replace("...", ""))

@@ -18,6 +18,7 @@ from torch import Tensor
 from ..forms import Replay, lift, spans, wide
 from ..layout import Layout, ids_of
 from ..use import Firing, Use
+from .alone import only, spoiled
 from .table import Forms
 
 
@@ -33,9 +34,9 @@ def generic(use: Use, firing: Firing, n: int) -> Forms:
     def back(found: Tensor) -> Tensor:
         return found if up is None else found.to(wide(found.dtype)) / up
 
-    def prepared() -> tuple[list[Tensor], list[tuple[Tensor, Layout]]]:
+    def prepared(data: list[Tensor]) -> tuple[list[Tensor], list[tuple[Tensor, Layout]]]:
         with torch.enable_grad():
-            outs = use.replay(saved, values)
+            outs = use.replay(data, values)
         pairs = [
             (out, grad.to(out.dtype), layout)
             for out, grad, layout in zip(outs, given, use.out_layouts, strict=True)
@@ -45,16 +46,33 @@ def generic(use: Use, firing: Firing, n: int) -> Forms:
 
     def rows(k: int) -> Callable[[int, int], Tensor]:
         def compute(first: int, last: int) -> Tensor:
-            outs, grads = prepared()
+            outs, grads = prepared(saved)
             found = _rows(outs, values[k], grads, n, first, last) if outs else None
-            shape = (last - first, *values[k].shape)
-            return values[k].detach().new_zeros(shape) if found is None else back(found)
+            if found is None:
+                return values[k].detach().new_zeros((last - first, *values[k].shape))
+            for at in spoiled(found) if n > 1 else ():
+                row = alone(k, outs, first + at)
+                if row is not None:
+                    found[at] = row
+            return back(found)
 
         return compute
 
+    def alone(k: int, outs: list[Tensor], i: int) -> Tensor | None:
+        """A sample's row where the others' data are not theirs, if only theirs had spoiled it."""
+        data = only(saved, use.kind.layouts, i, n)
+        try:
+            again, grads = prepared(data)
+        except (RuntimeError, IndexError):  # what it does depends on all data
+            return None
+        if not _same(outs, again, [layout for _, layout in grads], i, n):
+            return None
+        found = _rows(again, values[k], grads, n, i, i + 1)
+        return None if found is None else found[0]
+
     def sums(k: int) -> Callable[[Tensor], Tensor]:
         def compute(c: Tensor) -> Tensor:
-            outs, grads = prepared()
+            outs, grads = prepared(saved)
             seeds = [g * _coefficients(c, g, layout, n) for g, layout in grads]
             found = None
             if outs:
@@ -65,6 +83,17 @@ def generic(use: Use, firing: Firing, n: int) -> Forms:
 
     held = [*saved, *(g for g in firing.grads if g is not None)]
     return [Replay(rows(k), sums(k), n, value, held) for k, value in enumerate(values)]
+
+
+def _same(one: list[Tensor], two: list[Tensor], layouts: list[Layout], i: int, n: int) -> bool:
+    """Whether a sample's elements of the results are the same."""
+    if [a.shape for a in one] != [b.shape for b in two]:
+        return False
+    for a, b, layout in zip(one, two, layouts, strict=True):
+        mine = (ids_of(layout, a.shape, n, a.device) == i).expand(a.shape)
+        if not torch.allclose(a.detach()[mine], b.detach()[mine], equal_nan=True):
+            return False
+    return True
 
 
 def _coefficients(c: Tensor, grad: Tensor, layout: Layout, n: int) -> Tensor:

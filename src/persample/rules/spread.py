@@ -17,10 +17,10 @@ from .table import OfTable
 
 def met(part: Tensor, layout: Layout, operand: Operand, n: int) -> Form | OfTable:
     """The form of an operand from the gradient of its copies, one for every element it met."""
-    if operand.lookup is not None and part.shape == operand.value.shape:
-        return looked_up(part, layout, operand, n)
     if not operand.value.is_complex() and part.is_complex():
         part = part.real
+    if operand.lookup is not None and part.shape == operand.value.shape:
+        return looked_up(part, layout, operand, n)
     if n != 1 and own_of_samples(part, layout, operand):
         return scattered(part, layout, operand, n)
     return Dense(reduced(part, layout, operand, n))
@@ -60,6 +60,10 @@ def reduced(grad: Tensor, layout: Layout, operand: Operand, n: int) -> Tensor:
         raise Unsuited
     target = [1 if d in free else s for d, s in enumerate(shape)]
     dtype = wide(grad.dtype)
+    if n == 1:  # all of it is one sample's, also along axes where the operand has its own values
+        if layout.ids is not None:
+            grad = grad.masked_fill(layout.ids < 0, 0)
+        return (grad.sum(over, dtype=dtype) if over else grad.to(dtype)).reshape(1, *target)
     if layout.ids is None:
         return _closed(grad, layout, over, n, dtype).reshape(n, *target)
     return _ragged(grad, layout, over, n, dtype).reshape(n, *target)

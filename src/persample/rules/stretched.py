@@ -31,11 +31,13 @@ def stretched(use: Use, firing: Firing, n: int) -> Forms:
         raise Unsuited
     if operator.rule is None or operator.name != use.operator:
         raise Unsuited
-    layout, copies = use.out_layouts[0], []
-    for operand in use.operands:
-        shape, where = _copied(use, firing, operand, grad, layout, n)
-        copies.append((operand.value.detach().expand(shape).requires_grad_(), where))
+    layout = use.out_layouts[0]
+    shapes = [_copied(use, firing, operand, grad, layout, n) for operand in use.operands]
     try:
+        copies = [
+            (operand.value.detach().expand(shape).requires_grad_(), where)
+            for operand, (shape, where) in zip(use.operands, shapes, strict=True)
+        ]
         found = _gradients(use, firing, copies, n)
     except (RuntimeError, ValueError, TypeError, IndexError):  # it does not broadcast this one
         raise Unsuited from None
@@ -59,7 +61,7 @@ def _copied(
     found = None
     if name in _BATCHED and value.dim() > 1 and grad.dim() > 2:
         if all(d < grad.dim() - 2 for d in layout.axes):
-            found = torch.Size((*grad.shape[:-2], *value.shape[-2:])), layout
+            found = _batched(value, grad), layout
     else:
         axes = [d for d in operand.expanded if value.shape[d] == n]
         found = (value.shape, closed(axes[0])) if axes else None
@@ -67,6 +69,13 @@ def _copied(
     if found is None or found[0].numel() * grad.element_size() > max(4 * held, scratch()):
         raise Unsuited
     return found
+
+
+def _batched(value: Tensor, grad: Tensor) -> torch.Size:
+    """Matrices for all of a batch; where there are several already (heads), they stay as many."""
+    own = (*[1] * (grad.dim() - value.dim()), *value.shape)
+    lead = [size if size != 1 else all_ for size, all_ in zip(own[:-2], grad.shape, strict=False)]
+    return torch.Size((*lead, *value.shape[-2:]))
 
 
 def _two(use: Use, firing: Firing) -> bool:
@@ -110,7 +119,7 @@ def _gradients(
         if layout is not None
     ]
     for operand, (_, where) in zip(use.operands, copies, strict=True):
-        coloured.append((leaves[operand.position], where))  # of what is written to, a copy
+        coloured.append((leaves[operand.position], where))  # written in place: a copy of the copy
     if n != 1:
         state = propagate(find(use.func), use.func, args, kwargs, out.detach(), coloured, n)
         if not isinstance(state, Layout) or not _alike(state, use.out_layouts[0], grad, n):

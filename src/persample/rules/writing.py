@@ -17,7 +17,7 @@ from .table import Forms, rule
 @rule("setitem index_put")
 def write(use: Use, firing: Firing, n: int) -> Forms:
     """What was written gets the gradient of where it is."""
-    _, index, value = use.arguments(firing)[0][:3]
+    _, index, value = use.bind(firing, "input", "indices", "values")
     grad, layout = firing.grads[0], use.out_layouts[0]
     if grad is None or len(use.operands) != 1 or use.operands[0].value is not value:
         raise Unsuited
