@@ -50,30 +50,32 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gate gradients (t, n, 4h) and the gradients of the first states."""
     hidden, steps = weight.shape[1], list(reversed(order))
-    local, into, outward, keep = _local(hidden, *kept)
-    delta = torch.empty_like(kept[0])
+    delta, into = _local(hidden, *kept)
     every, most = delta.unbind(0), delta[:, :, : 3 * hidden].unflatten(2, (3, hidden)).unbind(0)
     last, douts = delta[:, :, 3 * hidden :].unbind(0), grads[0].unbind(0)
+    keep = kept[0][:, :, hidden : 2 * hidden].unbind(0)
     now, cell = grads[1] + douts[steps[0]], grads[2].clone()
     wide = cell.unsqueeze(1)
     for k, following in zip(steps, [*steps[1:], None], strict=True):
         cell.addcmul_(now, into[k])
-        torch.mul(local[k], wide, out=most[k])
-        torch.mul(now, outward[k], out=last[k])
+        most[k].mul_(wide)
+        last[k].mul_(now)
         cell.mul_(keep[k])
         if following is not None:
             torch.addmm(douts[following], every[k], weight, out=now)
     return delta, torch.mm(every[steps[-1]], weight), cell
 
 
-def _local(hidden: int, gates: Tensor, cells: Tensor, squashed: Tensor) -> list[Sequence[Tensor]]:
-    """Derivatives of each step alone: by the gates of the cell, into the cell, of the last gate."""
+def _local(
+    hidden: int, gates: Tensor, cells: Tensor, squashed: Tensor
+) -> tuple[Tensor, Sequence[Tensor]]:
+    """Derivatives of each step alone, where its gate gradients will be; and those into the cell."""
     i, f, n, o = gates.split(hidden, dim=2)
-    local = torch.empty(*gates.shape[:2], 3, hidden, dtype=gates.dtype, device=gates.device)
-    first, second, third = local.unbind(2)
+    delta = torch.empty_like(gates)
+    first, second, third, fourth = delta.split(hidden, dim=2)
     aten = torch.ops.aten
     aten.sigmoid_backward(n, i, grad_input=first)
     aten.sigmoid_backward(cells, f, grad_input=second)
     aten.tanh_backward(i, n, grad_input=third)
-    into, outward = aten.tanh_backward(o, squashed), aten.sigmoid_backward(squashed, o)
-    return [each.unbind(0) for each in (local, into, outward, f)]
+    aten.sigmoid_backward(squashed, o, grad_input=fourth)
+    return delta, aten.tanh_backward(o, squashed).unbind(0)
