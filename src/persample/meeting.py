@@ -181,6 +181,11 @@ def _tap(
                 hook(use, result, made, saved)
             recorder.marks.put(result, states)
             return result
+        if result.is_floating_point() or result.is_complex():
+            use.tapped = _single(use.kind, states, result)
+            (behind,) = _through_node(recorder, operator, use, [result], saved)
+            recorder.marks.put(behind, states)
+            return behind
     outs: list[Tensor] = []
     collect(result, outs)
     each = list(states) if isinstance(states, list) else [states] * len(outs)
@@ -218,8 +223,8 @@ def _single(kind: Kind, layout: Layout, out: Tensor) -> Tapped:
 
 def _through_node(
     recorder: Recorder, operator: Operator, use: Use, outs: list[Tensor], saved: list[Tensor]
-) -> None:
-    """Replace the tapped results by those of a node of our own."""
+) -> list[Tensor]:
+    """The results, those that are tapped replaced by those of a node of our own."""
     dirty = operator.fresh and len(outs) == 1
     if dirty and outs[0]._base is not None:  # a view of a result that nobody else sees
         dirty = not outs[0].requires_grad
@@ -233,6 +238,7 @@ def _through_node(
     new = Tap.apply(recorder.anchor, use, len(saved), dirty, *saved, *picked)
     for k, tensor in zip(use.tapped.results, (new,) if len(picked) == 1 else new, strict=True):
         outs[k] = tensor
+    return outs
 
 
 def _checked(operator: Operator, out: Tensor, state: State | None) -> State | None:
