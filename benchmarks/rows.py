@@ -219,13 +219,16 @@ def parts(found: dict[str, Any]) -> str:
 
 
 def steps(found: dict[str, Any]) -> str:
-    """What a step consists of, and what its kernels alone take."""
+    """What a step consists of, what its kernels alone take, and what a program by hand takes."""
     timed = ("no weight gradients", "recording", "norms", "clipped sum", "grads")
+    hand = [f"{question}, by hand" for question in ("norms", "clipped sum")]
     body = []
     for name, spent in found.get("steps", {}).items():
-        cells = [spent[k] for k in timed] + [spent["kernels"][k] for k in timed[1:]]
-        body.append([name, f"{figure(spent['plain_ms'])} ms", *[f"{v:.2f}" for v in cells]])
-    head = ["model", "plain", *timed, *(f"{k}, kernels" for k in timed[1:])]
+        values = [spent[k] for k in timed] + [spent["kernels"][k] for k in timed[1:]]
+        values += [spent[k] for k in hand if k in spent]
+        cells = [f"{v:.2f}" for v in values] + ["–" for k in hand if k not in spent]
+        body.append([name, f"{figure(spent['plain_ms'])} ms", *cells])
+    head = ["model", "plain", *timed, *(f"{k}, kernels" for k in timed[1:]), *hand]
     return table(head, body) if body else ""
 
 

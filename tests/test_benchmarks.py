@@ -16,10 +16,14 @@ import torch
 from benchmarks import __main__ as program
 from benchmarks import expanded_weights, rows, tables
 from benchmarks.answers import Referee, drawn
+from benchmarks.by_hand import by_hand
+from benchmarks.case import Case, classify, predict
+from benchmarks.language import LanguageModel
 from benchmarks.models import MODELS
 from benchmarks.peers import PEERS
 from benchmarks.results import RESULTS, ROOT
 from benchmarks.timing import Cell, cells_of, judged, measure
+from benchmarks.vision import Residual
 
 
 def test_quick_run_of_one_model_and_two_peers(tmp_path: Path) -> None:
@@ -55,6 +59,27 @@ def test_every_peer_is_right_on_a_tiny_model(name: str) -> None:
         cell = Cell(name, question, step)
         judged(cell, case, referee)
         assert cell.found.get("state", "right") == "right", cell.found
+
+
+def _small(build: str) -> Case:
+    """Every kind of layer that the program by hand knows."""
+    if build == "tied":
+        net: torch.nn.Module = LanguageModel(20, 8, 1, 2, 6, tied=True)
+        return net, torch.randint(20, (3, 6)), torch.randint(20, (3, 6)), predict
+    if build == "residual":
+        net = torch.nn.Sequential(Residual(32, 64, 2), torch.nn.Flatten(), torch.nn.Linear(576, 2))
+        return net, torch.randn(3, 32, 6, 6), torch.randint(2, (3,)), classify
+    return MODELS[build]()
+
+
+@pytest.mark.parametrize("name", ["tiny", "tied", "residual", "lstm"])
+def test_the_program_by_hand_is_right(name: str) -> None:
+    case, referee, _ = drawn(lambda: _small(name))
+    for question, step in by_hand(case, referee.bound).items():
+        cell = Cell("by hand", question, step)
+        for _ in range(2):  # the first step tries formulas
+            judged(cell, case, referee)
+            assert cell.found["state"] == "right", cell.found
 
 
 def _wrong(scale: float) -> Any:
