@@ -152,6 +152,7 @@ CONVOLUTIONS: dict[str, Build] = {
 
 TABLES: dict[str, Build] = {
     "embedding": module(lambda: nn.Embedding(7, 4), ids(7, 6)),
+    "one id for each sample": module(lambda: nn.Embedding(7, 4), ids(7, 1)),
     "padding": module(lambda: nn.Embedding(7, 4, padding_idx=2), ids(7, 6)),
     "negative padding": module(lambda: nn.Embedding(7, 4, padding_idx=-2), ids(7, 6)),
     "frequencies": module(lambda: nn.Embedding(7, 4, scale_grad_by_freq=True), ids(7, 6)),
