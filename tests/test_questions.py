@@ -352,3 +352,35 @@ def test_tables_without_columns(lean: bool) -> None:
     assert tape.grads()["table.weight"].shape == (3, 2, 0)
     close(tape.norms(), flat_rows(rows).norm(dim=1), 1e-6)
     close(tape.clipped_sum(1e6)["scale"], rows["scale"].sum(0), 1e-6)
+
+
+def test_long_rows_keep_their_digits() -> None:
+    """Where a kernel adds millions of products up one after the other, a large one swallows them."""
+    model = Fn(lambda s, x: x * s.w, w=par(1_500_000)).float()
+    x = torch.full((3, 1_500_000), 0.4)
+    x[:, 0] = 3000
+    with persample.record(model) as tape:
+        tape.backward(model(x).sum(1))
+    close(tape.gram().double(), x.double() @ x.double().T, 1e-5)
+
+
+@pytest.mark.parametrize("words", [50, 5000])
+@pytest.mark.parametrize("each", [1, 7])
+def test_inner_products_of_look_ups(words: int, each: int) -> None:
+    """Row by row, or in a table of the words that occur; with another batch, with some absent."""
+    torch.manual_seed(0)
+    model = nn.Embedding(words, 3, padding_idx=1).double()
+    batches = [torch.randint(words, (n, each)) for n in (40, 30)]
+    tapes, rows = [], []
+    for x in batches:
+        with persample.record(model) as tape:
+            tape.backward(model(x).pow(3).sum((1, 2)))
+        tapes.append(tape)
+        rows.append(flat_rows(tape.grads()))
+    close(tapes[0].gram(), rows[0] @ rows[0].T)
+    close(tapes[0].cross(tapes[1]), rows[0] @ rows[1].T)
+    users = torch.randint(9, (40,))
+    with persample.record(model, n=10, sample_ids=users) as tape:
+        tape.backward(model(batches[0]).pow(3).sum((1, 2)))
+    mine = flat_rows(tape.grads())
+    close(tape.cross(tapes[1]), mine @ rows[1].T)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .cost import Plan, scratch, spans
-from .guard import RUN, Unsure, enlarged
+from .guard import RUN, Unsure, enlarged, finer
 
 if TYPE_CHECKING:
     from .sketch import Sketch
@@ -65,6 +65,16 @@ def inner(x: Tensor, y: Tensor) -> Tensor:
     if x.is_complex() or y.is_complex():
         x, y = torch.view_as_real(x.resolve_conj()), torch.view_as_real(y.resolve_conj())
     return flat_rows(x * y).sum(1)
+
+
+def products(one: Tensor, two: Tensor) -> Tensor:
+    """⟨one[i], two[j]⟩ of rows, in runs: kernels add millions of terms up one after the other."""
+    if one.shape[1] <= RUN or one.dtype == torch.float64:
+        return one @ two.T
+    out = one.new_zeros(one.shape[0], two.shape[0], dtype=finer(one.device))
+    for first in range(0, one.shape[1], RUN):
+        out += one[:, first : first + RUN] @ two[:, first : first + RUN].T
+    return out
 
 
 def added(tensors: Sequence[Tensor]) -> Tensor:
@@ -232,7 +242,7 @@ class Form:
                 if other is self and (last - first == self.n)
                 else other.rows(half)
             ):
-                out[first:last, start:stop] = flat @ flat_rows(theirs).T
+                out[first:last, start:stop] = products(flat, flat_rows(theirs))
         return out
 
     def dot(self, direction: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 from .cost import PICKED, Plan, scratch, spans
 from .form import Form, real, squared, wide
 from .guard import enlarged, finer
+from .matches import matched
 from .outer import Outer
 from .reused import written_again
 from .sketch import Sketch
@@ -267,13 +268,15 @@ class Rows(Form):
             yield keys % self.shape[0], total.index_add_(0, where, part.values.to(dtype))
 
     def dots(self, other: Form) -> Tensor:
-        """In a table of the indices that occur: all other rows are zero on one side."""
+        """Row by row, or in a table of the indices that occur: others are zero on one side."""
         if not self.index.numel():
             return torch.zeros(self.n, other.n, dtype=real(self.dtype), device=self.device)
         if isinstance(other, Rows):
             used = torch.unique(torch.cat([self.index, other.index]))
             mine = self._among(used)
-            return Form.dots(mine, mine if other is self else other._among(used))
+            theirs = mine if other is self else other._among(used)
+            found = matched(mine, theirs, used.numel())
+            return Form.dots(mine, theirs) if found is None else found
         if isinstance(other, Outer) and other.key() == (1, *self.shape):
             used = torch.unique(self.index)
             left, shape = (
