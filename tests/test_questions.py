@@ -355,7 +355,7 @@ def test_tables_without_columns(lean: bool) -> None:
 
 
 def test_long_rows_keep_their_digits() -> None:
-    """Where a kernel adds millions of products up one after the other, a large one swallows them."""
+    """Added up one after the other, a large product swallows a million small ones."""
     model = Fn(lambda s, x: x * s.w, w=par(1_500_000)).float()
     x = torch.full((3, 1_500_000), 0.4)
     x[:, 0] = 3000
