@@ -135,6 +135,19 @@ def different(m: Any, x: Tensor) -> Tensor:
     return attended(layers(m, rows), x)
 
 
+def prefix_of_each(m: Any, x: Tensor) -> Tensor:
+    """As many rows of a prefix as samples, joined to the rows of one sample after another."""
+    prefix = m.q(m.w[:1].expand(5, D))
+    joined = [torch.cat([prefix, rows]) for rows in x]
+    return torch.stack([attended(rows, rows) for rows in joined])
+
+
+def tokens_of_each(m: Any, x: Tensor) -> Tensor:
+    index = torch.zeros(len(x), 1, 1, dtype=torch.long).expand(-1, 5, D)
+    tokens = torch.take_along_dim(m.w[:1].unsqueeze(0), index, 0)
+    return m.q(torch.cat([tokens, x], 1))
+
+
 UNALIKE: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "constants of each sample's own": different,
     "positions": other_axis,
@@ -142,6 +155,8 @@ UNALIKE: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "another order": other_order,
     "another order of the data": order_of_one,
     "one each, and of all": both_axes,
+    "a prefix joined to every sample": prefix_of_each,
+    "tokens joined along another axis": tokens_of_each,
 }
 
 
@@ -308,6 +323,115 @@ def test_written_to_before_data_are_met() -> None:
 
     model, x = learned(make)
     assert relative_error(recorded(model, x).grads(), oracle(model, losses, x)) < 1e-10
+
+
+def detached(m: Any, x: Tensor) -> Tensor:
+    latents = layers(m, m.w.repeat(len(x), 1, 1))
+    latents.detach_()
+    return attended(latents, x) + m.v * x.mean(1, True)
+
+
+def detached_before_last(m: Any, x: Tensor) -> Tensor:
+    rows = m.norm(m.w.repeat(len(x), 1, 1))
+    latents = m.q(rows)
+    rows.detach_()
+    return attended(latents, x) + m.v * rows
+
+
+def frozen_meanwhile(m: Any, x: Tensor) -> Tensor:
+    latents = m.q(m.w.repeat(len(x), 1, 1))
+    m.q.requires_grad_(False)
+    out = attended(latents, x)
+    m.q.requires_grad_(True)
+    return out
+
+
+def lists_refilled(m: Any, x: Tensor) -> Tensor:
+    """Both parameters are zero: values do not tell them apart."""
+    with torch.no_grad():
+        m.w.zero_()
+        m.v.zero_()
+    parts = [m.w.repeat(len(x), 1, 1), m.v.repeat(len(x), 1, 1)]
+    index = [0, 1]
+    latents = torch.cat(parts, 1)[:, index]
+    parts.reverse()
+    index.reverse()
+    return attended(m.q(latents), x)
+
+
+def negative_zeros(m: Any, x: Tensor) -> Tensor:
+    signs = (-0.0 * m.w.abs()).repeat(len(x), 1, 1)
+    return attended(m.q(torch.copysign(m.v.repeat(len(x), 1, 1), signs)), x)
+
+
+def hooked_by_torch(m: Any, x: Tensor) -> Tensor:
+    rows = m.norm(m.w.repeat(len(x), 1, 1))
+    latents = 2 * rows
+    node = torch.autograd.graph.get_gradient_edge(latents).node.next_functions[0][0]
+    node.register_prehook(lambda grads: tuple(3 * g for g in grads))
+    return attended(m.q(rows), x) + attended(latents, x)
+
+
+def in_place(m: Any, x: Tensor) -> Tensor:
+    """What a layer returns is a view of its matrix product."""
+    one, two = m.q(m.w.repeat(len(x), 1, 1)), m.q(m.v.repeat(len(x), 1, 1)).mT
+    one += x[:, :K]
+    two *= x[:, :K].mT
+    return attended(one, x) + attended(two.mT, x)
+
+
+MEANWHILE = [
+    detached, detached_before_last, frozen_meanwhile, lists_refilled, negative_zeros,
+    hooked_by_torch, in_place,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("make", MEANWHILE, ids=lambda make: make.__name__)
+def test_what_happens_before_data_are_met(
+    make: Callable[[Any, Tensor], Tensor], count: int, options: dict[str, Any]
+) -> None:
+    model, _ = learned(lambda m, x: x, v=par(K, D))
+    model.function = make
+    x = torch.randn(count, 5, D, dtype=torch.float64)
+    want = expected(model, x)
+    assert relative_error(recorded(model, x, **options).grads(), want) < 1e-10
+
+
+def test_written_to_unseen_between_two_meetings() -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        latents = m.q(m.w.repeat(len(x), 1, 1))
+        out = attended(latents, x)
+        latents.data.mul_(2)
+        return out + attended(latents, x)
+
+    model, x = plain(forward), torch.randn(N, 5, D, dtype=torch.float64)
+    with pytest.raises(persample.StaleError, match="written to unseen"):
+        recorded(model, x).norms()
+
+
+def test_autocast_where_they_were_made() -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            latents = m.q(m.w.repeat(len(x), 1, 1)).float()
+        return attended(latents, x)
+
+    model, x = plain(forward).float(), torch.randn(N, 5, D)
+    tape = recorded(model, x)
+    assert relative_error(tape.grads(), expected(model, x)) < 1e-2
+    assert not any(pulled_back(form) for form in tape._ledger.forms(["w", "q.weight"]).values())
+
+
+def test_nodes_behind_are_not_hooked() -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        latents = 2 * m.norm(m.w.repeat(len(x), 1, 1))
+        latents.grad_fn.next_functions[0][0].register_prehook(lambda grads: grads)
+        return attended(latents, x)
+
+    model, x = plain(forward), torch.randn(N, 5, D, dtype=torch.float64)
+    with pytest.raises(persample.UsageError, match="hook on a graph node"):
+        recorded(model, x)
 
 
 def test_hooks_see_what_they_would() -> None:
