@@ -232,7 +232,9 @@ class Form:
                 if other is self and (last - first == self.n)
                 else other.rows(half)
             ):
-                out[first:last, start:stop] = flat @ flat_rows(theirs).T
+                other_rows = flat_rows(theirs)
+                dtype = torch.promote_types(flat.dtype, other_rows.dtype)  # data of another dtype
+                out[first:last, start:stop] = flat.to(dtype) @ other_rows.to(dtype).T
         return out
 
     def dot(self, direction: Tensor) -> Tensor:
