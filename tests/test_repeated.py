@@ -468,6 +468,19 @@ def test_samples_on_another_axis() -> None:
     assert {use.rule for use in tape.explain().uses}.isdisjoint({"generic"})
 
 
+def test_samples_in_another_order() -> None:
+    """As many copies as rows, but row i is not sample i's."""
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        picked = layers(m, m.w.repeat(len(x), 1, 1))[x[:, :K, 0] > -9]
+        return attended(picked.view(-1, K, D), x)
+
+    model, x = plain(forward), torch.randn(N, 5, D, dtype=torch.float64)
+    ids = torch.tensor([2, 0, 1])
+    found = recorded(model, x, n=N, sample_ids=ids).grads()
+    assert relative_error({k: g[ids] for k, g in found.items()}, expected(model, x)) < 1e-10
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_what_is_not_finite_is_no_change(value: float) -> None:
     model, x = CASES["repeated"]()

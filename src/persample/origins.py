@@ -99,7 +99,7 @@ def fits(call: Call, found: Sequence[tuple[Tensor, Any]], coloured: Coloured, n:
     As many rows as there are samples need not be theirs: a prefix joined to one sample's rows, or
     tokens to the rows of each.
     """
-    if all(not isinstance(state, Layout) or state.ids is None for _, state in found):
+    if all(not isinstance(state, Layout) or state.ids is None for _, state in (*found, *coloured)):
         return True
     states = propagate(*call, coloured, n)
     each = states if isinstance(states, list) else [states] * len(found)
