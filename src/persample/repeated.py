@@ -50,7 +50,7 @@ class Repeats:
     def changed(self) -> bool:
         """Whether a tensor that was made again came out another: one look for all of them."""
         looked, self._apart_from = self._apart_from, []
-        return any(bool(differs) for differs in looked)
+        return bool(looked) and bool(torch.stack([d.to(looked[0].device) for d in looked]).any())
 
     # ------------------------------------------------------------------ how they were made
 
