@@ -380,8 +380,14 @@ def in_place(m: Any, x: Tensor) -> Tensor:
     return attended(one, x) + attended(two.mT, x)
 
 
+def through_other_tensors(m: Any, x: Tensor) -> Tensor:
+    one = m.q(m.w.repeat(len(x), 1)).to_sparse().to_dense().view(-1, K, D)
+    rows = torch.nested.as_nested_tensor([*m.norm(m.v.repeat(len(x), 1, 1)).unbind()])
+    return attended(one, x) + attended(rows.to_padded_tensor(0.0), x)
+
+
 MEANWHILE = [
-    detached, detached_before_last, frozen_meanwhile, lists_refilled, negative_zeros,
+    through_other_tensors, detached, detached_before_last, frozen_meanwhile, lists_refilled, negative_zeros,
     hooked_by_torch, in_place,
 ]  # fmt: skip
 

@@ -71,7 +71,11 @@ class Repeats:
             return
         if operator.inplace or "out" in kwargs or _stateful(operator):
             return
+        outs: list[Tensor] = []
+        collect(out, outs)
         if any(is_lazy(tensor) for tensor in (*owned, *constants)):
+            return
+        if any(tensor.layout is not torch.strided or tensor.is_nested for tensor in outs):
             return
         call = self._root(operator, args, out, n)
         plain = call is not None and self._is_view(out)
@@ -79,8 +83,6 @@ class Repeats:
             call = self._later(func, args, kwargs, [*owned, *constants], n)
         if call is None:
             return
-        outs: list[Tensor] = []
-        collect(out, outs)
         given = {id(tensor) for tensor in owned}
         for index, tensor in enumerate(outs):
             if tensor.requires_grad and id(tensor) not in given:
