@@ -387,11 +387,12 @@ def through_other_tensors(m: Any, x: Tensor) -> Tensor:
 
 
 MEANWHILE = [
-    through_other_tensors, detached, detached_before_last, frozen_meanwhile, lists_refilled, negative_zeros,
-    hooked_by_torch, in_place,
+    through_other_tensors, detached, detached_before_last, frozen_meanwhile, lists_refilled,
+    negative_zeros, hooked_by_torch, in_place,
 ]  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("make", MEANWHILE, ids=lambda make: make.__name__)
