@@ -17,9 +17,9 @@ ORDER = [
     "refusals", "entries", "walls", "forming", "explain", "clipping", "buffers", "queries", "lean",
     "intake", "ledger", "positions", "asked", "products", "moments", "tape", "taken", "hooks",
     "functions", "watch", "custom", "proof", "loop", "backward", "engine", "operands", "recurrent",
-    "parties", "marking", "meeting", "repeated", "calls", "subclasses", "recorder", "entry",
-    "testing", "check", "expanded_weights", "memory", "inspection", "target", "demonstration",
-    "cli", "__main__",
+    "parties", "marking", "meeting", "origins", "repeated", "calls", "subclasses", "recorder",
+    "entry", "testing", "check", "expanded_weights", "memory", "inspection", "target",
+    "demonstration", "cli", "__main__",
 ]  # fmt: skip
 
 

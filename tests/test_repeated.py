@@ -135,6 +135,19 @@ def different(m: Any, x: Tensor) -> Tensor:
     return attended(layers(m, rows), x)
 
 
+def prefix_of_each(m: Any, x: Tensor) -> Tensor:
+    """As many rows of a prefix as samples, joined to the rows of one sample after another."""
+    prefix = m.q(m.w[:1].expand(5, D))
+    joined = [torch.cat([prefix, rows]) for rows in x]
+    return torch.stack([attended(rows, rows) for rows in joined])
+
+
+def tokens_of_each(m: Any, x: Tensor) -> Tensor:
+    index = torch.zeros(len(x), 1, 1, dtype=torch.long).expand(-1, 5, D)
+    tokens = torch.take_along_dim(m.w[:1].unsqueeze(0), index, 0)
+    return m.q(torch.cat([tokens, x], 1))
+
+
 UNALIKE: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "constants of each sample's own": different,
     "positions": other_axis,
@@ -142,6 +155,8 @@ UNALIKE: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "another order": other_order,
     "another order of the data": order_of_one,
     "one each, and of all": both_axes,
+    "a prefix joined to every sample": prefix_of_each,
+    "tokens joined along another axis": tokens_of_each,
 }
 
 
@@ -342,6 +357,19 @@ def test_samples_on_another_axis() -> None:
         tape.backward(losses(model, x))
     assert relative_error(tape.grads(), expected(model, x)) < 1e-10
     assert {use.rule for use in tape.explain().uses}.isdisjoint({"generic"})
+
+
+def test_samples_in_another_order() -> None:
+    """As many copies as rows, but row i is not sample i's."""
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        picked = layers(m, m.w.repeat(len(x), 1, 1))[x[:, :K, 0] > -9]
+        return attended(picked.view(-1, K, D), x)
+
+    model, x = plain(forward), torch.randn(N, 5, D, dtype=torch.float64)
+    ids = torch.tensor([2, 0, 1])
+    found = recorded(model, x, n=N, sample_ids=ids).grads()
+    assert relative_error({k: g[ids] for k, g in found.items()}, expected(model, x)) < 1e-10
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

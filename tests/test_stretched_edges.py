@@ -105,6 +105,7 @@ COMPLEX: dict[str, Run] = {
         [F.embedding(torch.zeros(x.size(0), 2).long(), s.w), x], 1
     ),
     "einsum of a real weight": lambda s, x: torch.einsum("bti,k->btik", x, s.w[0]),
+    "a norm of complex rows": lambda s, x: F.rms_norm(x, (D,), s.w[0]),
     "a complex factor": lambda s, x: torch.sub(torch.add(x, s.v, alpha=1j), s.v, alpha=2 + 3j),
 }
 
@@ -130,6 +131,19 @@ def test_terms_of_different_dtypes() -> None:
     with persample.record(model) as tape:
         tape.backward(flat_loss(model(batch)))
     assert relative_error(tape.grads(), expected) < 1e-5
+
+
+def test_inner_products_of_rows_in_different_dtypes() -> None:
+    """Both uses are of a parameter in single precision, which met data in double."""
+    model = Fn(
+        lambda s, x: F.pairwise_distance(x, s.w, keepdim=True) + (x * s.w).sum(-1, True),
+        w=nn.Parameter(torch.randn(T, D)),
+    )
+    batch = torch.randn(3, T, D, dtype=torch.float64)
+    expected = oracle(model, lambda m, b: flat_loss(m(b)), batch)["w"].flatten(1)
+    with persample.record(model) as tape:
+        tape.backward(flat_loss(model(batch)))
+    torch.testing.assert_close(tape.gram().float(), expected @ expected.T, rtol=1e-4, atol=1e-5)
 
 
 def test_distances_of_narrow_rows_under_autocast() -> None:

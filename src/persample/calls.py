@@ -10,12 +10,12 @@ from torch import Tensor
 
 from .engine import ENGINE, expect_reached, run_backward, run_grad, run_nested
 from .enter import entered, kept
-from .errors import Reason, here
+from .errors import Reason, from_torch, from_us, here
 from .layout import Additive, Layout, Mixed
 from .marking import Marking
 from .marks import Derived, same, unseen
 from .meeting import meet, not_per_sample
-from .nodes import graph_node
+from .nodes import GraphNode
 from .parties import Parties, Sorting, Transformed
 from .propagate import COND, SET_DATA, ZEROS, Operator, apart_by_zeros, collect, propagate
 from .repeated import NOTHING, Repeats
@@ -79,7 +79,7 @@ class Calls:
         if not wanted:
             return self._data(operator, func, args, kwargs, parties)
         if self.repeats.known:
-            found = self.repeats.met(operator, func, args, kwargs, parties.owned)
+            found = self.repeats.met(operator, func, args, kwargs, parties)
             if found is not NOTHING:
                 return found
         if parties.key is None:
@@ -98,7 +98,7 @@ class Calls:
         if func in ENGINE:
             return self._engine(func, args, kwargs)
         if operator.name == "grad_fn":
-            return graph_node(self._custom, func(*args))
+            return self._node(func, args[0])
         if func is Tensor.register_hook:
             self._leaves_its_module(args[0])
             self.repeats.exposed(args[0])
@@ -109,6 +109,20 @@ class Calls:
         if operator.name == COND:
             return self._branch(*args, **kwargs)
         return NOTHING
+
+    def _node(self, func: Any, tensor: Tensor) -> Any:
+        """``tensor.grad_fn``: itself for torch's own code (modules' hooks), else to look at only.
+
+        Whoever is given the node may hook it, and those behind it.
+        """
+        node = func(tensor)
+        if node is None or from_us():
+            return node
+        if not from_torch():
+            return GraphNode(node)
+        self._custom.exposed = True
+        self.repeats.exposed(tensor, graph=True)
+        return node
 
     # ------------------------------------------------------------------ ways to run it
 

@@ -101,6 +101,15 @@ def from_torch() -> bool:
     return frame is not None and frame.f_code.co_filename.startswith(_HIDDEN[0])
 
 
+def from_us() -> bool:
+    """Whether code of this package made the call that a recorder's mode is handling."""
+    frame = sys._getframe(1)
+    while frame.f_code.co_name != "__torch_function__" and frame.f_back is not None:
+        frame = frame.f_back
+    caller = frame.f_back
+    return caller is not None and caller.f_code.co_filename.startswith(_HIDDEN[1])
+
+
 def called_by(code: CodeType) -> bool:
     """Whether this function of torch called us, with no code of the caller's own in between."""
     frame = sys._getframe(1)

@@ -103,6 +103,8 @@ class Marking:
                     self._marks.put(tensor, derived if rows is None else rows, like)
                     if not torch.is_grad_enabled():  # a custom function may return this view
                         self._table[id(tensor)].history = False
+            elif operator.inplace and id(tensor) in self._table:  # detach_()
+                self._marks.rewrite(tensor, PURE, changed=True)
             elif _made(operator, tensor, kwargs, [*owned, *(t for t, _ in parties.coloured)]):
                 if derived is SELECTED or any(state is PURE for _, state in parties.coloured):
                     self._marks.put(tensor, PURE)

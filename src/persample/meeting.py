@@ -259,15 +259,29 @@ def _checked(operator: Operator, out: Tensor, state: State | None) -> State | No
 def _write_back(recorder: Recorder, target: Tensor, value: Tensor) -> Tensor:
     """Give an in-place operator's target its new value and history."""
     state = recorder.look(value)
+    place = target
     if isinstance(recorder.look(target), Derived) and target.grad_fn is not None:
-        target.detach_()  # its old history leads to parameters and must not be followed again
-    target.copy_(value)
+        place = _cut_off(recorder, target)
+    place.copy_(value)
     known = recorder.marks.table.get(id(target))
     recorder.soiled.add(target, known, state)
     before = known.state if known is not None else None
     after = CONSTANT if state is None or isinstance(state, Derived) else state
     recorder.marks.rewrite(target, after, changed=not same(before, after))
     return target
+
+
+def _cut_off(recorder: Recorder, target: Tensor) -> Tensor:
+    """Where to write: the old history leads to parameters and must not be followed again.
+
+    A view has the history of its base, which is a layer's own memory, or refused from here on.
+    """
+    base = target._base
+    if base is None:
+        return target.detach_()
+    if recorder.native or target.dtype != base.dtype or target.is_conj() or target.is_neg():
+        return target
+    return base.detach_().as_strided(target.shape, target.stride(), target.storage_offset())
 
 
 def _rebuild(template: Any, items: Iterator[Tensor]) -> Any:

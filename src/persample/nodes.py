@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
-from .errors import StaleError, UsageError, from_torch
-
-if TYPE_CHECKING:
-    from .custom import CustomFunctions
+from .errors import StaleError, UsageError
 
 
 class GraphNode:
@@ -27,20 +24,18 @@ class GraphNode:
                 why="it could exchange gradients between samples unseen",
                 fix="hook the tensor: tensor.register_hook(...)",
             )
+        if name == "next_functions":
+            return tuple((n and GraphNode(n), number) for n, number in self._node.next_functions)
         return getattr(self._node, name)
+
+    def __eq__(self, other: object) -> bool:
+        return self._node is (other._node if isinstance(other, GraphNode) else other)
+
+    def __hash__(self) -> int:
+        return hash(self._node)
 
     def __repr__(self) -> str:
         return repr(self._node)
-
-
-def graph_node(custom: CustomFunctions, node: Any) -> Any:
-    """The node itself for torch's own code (modules' hooks), a guarded one for everybody else's."""
-    if node is None:
-        return None
-    if from_torch():
-        custom.exposed = True
-        return node
-    return GraphNode(node)
 
 
 def built_in(node: type) -> bool:

@@ -87,7 +87,7 @@ def opened() -> StaleError:
 def remade() -> StaleError:
     """A tensor derived from parameters could not be made again."""
     return StaleError(
-        "a constant that parameters met was written to unseen before data were met",
-        why="what was derived from it is made again for every sample, and came out another",
+        "what is derived from parameters alone was written to unseen before data were met",
+        why="it, or a constant behind it: made again for every sample, it came out another",
         fix="write to a clone of it",
     )

@@ -11,7 +11,7 @@ tensor is used as it is.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,38 +23,15 @@ from .conditions import RandomState
 from .errors import UsageError
 from .layout import Layout, closed
 from .marks import version
+from .origins import Again, Call, Origin, differs, fits, rooted
+from .parties import Coloured, Parties
 from .propagate import Operator, collect
 
 if TYPE_CHECKING:
     from .recorder import Recorder
 
-_EXPANDS = frozenset(("expand", "expand_as", "broadcast_to"))
-_REPEATS = frozenset(("repeat", "tile"))
 _STATEFUL = ("batch_norm", "instance_norm", "moving_avg")  # write to buffers: not to be run twice
 NOTHING = object()
-
-
-Again = Callable[[dict[int, Tensor]], Any]
-
-
-class Origin:
-    """The call that made a derived tensor, and the tensor made again with samples in it.
-
-    ``call`` takes, for tensors by id, what to take instead; ``plain``: a parameter's own view,
-    which rules know how to take.
-    """
-
-    __slots__ = ("call", "failed", "index", "plain", "remade", "seen")
-
-    def __init__(self, call: Again, index: int, seen: Sequence[Tensor], *, plain: bool) -> None:
-        self.call, self.index, self.plain = call, index, plain
-        self.seen = [(tensor, version(tensor)) for tensor in seen]
-        self.remade: Tensor | None = None
-        self.failed = False
-
-    def untouched(self) -> bool:
-        """Whether nobody wrote to what the call took."""
-        return all(version(tensor) == number for tensor, number in self.seen)
 
 
 class Repeats:
@@ -73,7 +50,7 @@ class Repeats:
     def changed(self) -> bool:
         """Whether a tensor that was made again came out another: one look for all of them."""
         looked, self._apart_from = self._apart_from, []
-        return any(bool(differs) for differs in looked)
+        return bool(looked) and bool(torch.stack([d.to(looked[0].device) for d in looked]).any())
 
     # ------------------------------------------------------------------ how they were made
 
@@ -94,7 +71,11 @@ class Repeats:
             return
         if operator.inplace or "out" in kwargs or _stateful(operator):
             return
+        outs: list[Tensor] = []
+        collect(out, outs)
         if any(is_lazy(tensor) for tensor in (*owned, *constants)):
+            return
+        if any(tensor.layout is not torch.strided or tensor.is_nested for tensor in outs):
             return
         call = self._root(operator, args, out, n)
         plain = call is not None and self._is_view(out)
@@ -102,8 +83,6 @@ class Repeats:
             call = self._later(func, args, kwargs, [*owned, *constants], n)
         if call is None:
             return
-        outs: list[Tensor] = []
-        collect(out, outs)
         given = {id(tensor) for tensor in owned}
         for index, tensor in enumerate(outs):
             if tensor.requires_grad and id(tensor) not in given:
@@ -124,36 +103,13 @@ class Repeats:
         found = self.known.get(id(tensor))
         if found is None or found[0]() is not tensor or version(tensor) != found[1]:
             return None
-        return found[2]
+        return found[2] if tensor.requires_grad else None  # detach_() counts as no write
 
     def _root(self, operator: Operator, args: Sequence[Any], out: Any, n: int) -> Again | None:
         """A call that repeats a parameter n times along one axis, as a sum with samples' zeros."""
-        if operator.name not in _EXPANDS | _REPEATS or not isinstance(out, Tensor) or not args:
+        if not args or not isinstance(out, Tensor):
             return None
-        value, shape = args[0], out.shape
-        lead = out.dim() - value.dim()
-        before = [1] * lead + [*value.shape]
-        if operator.name in _EXPANDS:
-            axes = [d for d in range(out.dim()) if before[d] == 1 and shape[d] == n]
-            if not axes:
-                return None
-            axis = axes[0]
-
-            def expanded(_: dict[int, Tensor]) -> Any:
-                return (value.view(before) + self._zeros(value, len(shape), axis)).expand(shape)
-
-            return expanded
-        times = [s // b if b else 0 for s, b in zip(shape, before, strict=True)]
-        if times.count(n) != 1 or any(t not in (1, n) for t in times):
-            return None
-        axis = times.index(n)
-
-        def repeated(_: dict[int, Tensor]) -> Any:
-            apart = value.reshape(before).unsqueeze(axis)
-            zeros = self._zeros(value, len(shape) + 1, axis)
-            return (apart + zeros).flatten(axis, axis + 1)
-
-        return repeated
+        return rooted(operator.name, args[0], out.shape, n, self.recorder.inputs.dim, self._zeros)
 
     def _axis(self, tensor: Tensor, n: int) -> int | None:
         """The axis of a constant that may be the samples': repeated without memory, or as inputs.
@@ -170,9 +126,9 @@ class Repeats:
         return dim if rows else None
 
     def _zeros(self, like: Tensor, dim: int, axis: int) -> Tensor:
-        """One zero for each sample."""
-        n = self.recorder.n or 0
-        zeros = like.detach().new_zeros([n if d == axis else 1 for d in range(dim)])
+        """One zero for each sample: a negative one, which changes no number's sign."""
+        shape = [self.recorder.n or 0 if d == axis else 1 for d in range(dim)]
+        zeros = like.detach().new_full(shape, -0.0)
         self.recorder.marks.put(zeros, closed(axis))
         return zeros
 
@@ -183,26 +139,26 @@ class Repeats:
         """A call that takes what is repeated: a derived tensor, or a constant."""
         if not any(self._get(t) is not None or self._axis(t, n) is not None for t in taken):
             return None
+        # lists are the caller's, who may fill them with something else
+        given = tree_map_only(Tensor, lambda t: t, (tuple(args), kwargs))
 
         def again(swap: dict[int, Tensor]) -> Any:
-            new = tree_map_only(Tensor, lambda t: swap.get(id(t), t), (tuple(args), kwargs))
+            new = tree_map_only(Tensor, lambda t: swap.get(id(t), t), given)
             return func(*new[0], **new[1])
 
         return again
 
     def _swapped(self, taken: Sequence[Tensor]) -> dict[int, Tensor]:
-        """What to take instead: tensors made again, and constants with marks."""
-        found: dict[int, Tensor] = {}
-        for tensor in taken:
-            if self._get(tensor) is not None:
-                again = self.remade(tensor)
-                if again is not None:
-                    found[id(tensor)] = again
-            elif not tensor.requires_grad:
-                axis = self._axis(tensor, self.recorder.n or 0)
-                if axis is not None:
-                    alias = found[id(tensor)] = tensor.detach()
-                    self.recorder.marks.put(alias, closed(axis))
+        """What to take instead: tensors made again, or else constants with marks.
+
+        Constants beside samples need none, and may have as many rows by chance.
+        """
+        found = {id(t): again for t in taken if (again := self.remade(t)) is not None}
+        for tensor in () if found else taken:
+            axis = self._axis(tensor, self.recorder.n or 0)
+            if axis is not None:
+                alias = found[id(tensor)] = tensor.detach()
+                self.recorder.marks.put(alias, closed(axis))
         return found
 
     # ------------------------------------------------------------------ where they meet data
@@ -217,14 +173,14 @@ class Repeats:
             if found is None or found.shape != tensor.shape or found.dtype != tensor.dtype:
                 origin.failed = True
                 return None
-            if tensor.numel():
-                self._apart_from.append(_differs(found.detach(), tensor.detach()))
             origin.remade = found
+        if tensor.numel():  # also later: ``.data`` is written to without being counted
+            self._apart_from.append(differs(origin.remade.detach(), tensor.detach()))
         return origin.remade
 
     def _run(self, origin: Origin) -> Tensor | None:
-        swap = self._swapped([tensor for tensor, _ in origin.seen])
-        with self.recorder.mode:
+        swap = self._swapped(origin.seen)
+        with origin.surroundings(), self.recorder.mode:
             out = origin.call(swap)
         outs: list[Tensor] = []
         collect(out, outs)
@@ -245,9 +201,10 @@ class Repeats:
 
     def met(
         self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any],
-        owned: Sequence[Tensor],
+        parties: Parties,
     ) -> Any:  # fmt: skip
         """A call in which repeated parameters meet data, with samples of their own instead."""
+        owned = parties.owned
         if operator.inplace or "out" in kwargs or self.recorder.busy:
             return NOTHING
         if _stateful(operator) or not any(self._wanted(t) for t in owned):
@@ -261,9 +218,8 @@ class Repeats:
         random = RandomState(owned[0].device) if operator.random else None
         with self.recorder.mode:
             out = func(*new[0], **new[1])
-        outs: list[Tensor] = []
-        collect(out, outs)
-        if all(self._apart(t) or self._constant(t) for t in outs):
+        call = operator, func, tuple(args), kwargs, out
+        if self._fits(call, parties.coloured, [*swap.values()]):
             return out
         if random is not None:
             random.restore()
@@ -273,13 +229,35 @@ class Repeats:
                 origin.failed = True
         return NOTHING
 
+    def _fits(self, call: Call, coloured: Coloured, remade: Sequence[Tensor]) -> bool:
+        """Whether a call's results are samples' own, and no part of what was made again.
+
+        Who writes to a view writes to the tensor that it is a view of.
+        """
+        operator, _, _, _, out = call
+        outs: list[Tensor] = []
+        collect(out, outs)
+        if not all(self._apart(t) or self._constant(t) for t in outs):
+            return False
+        if operator.aliasing:
+            memory = {t.untyped_storage()._cdata for t in remade}
+            if any(t.untyped_storage()._cdata in memory for t in outs):
+                return False
+        found = [(t, self.recorder.look(t)) for t in outs]
+        return fits(call, found, coloured, self.recorder.n or 0)
+
     # ------------------------------------------------------------------ who else looks at them
 
-    def exposed(self, tensor: Tensor) -> None:
-        """A user's hook is to see the gradient of this tensor: it stays what it is."""
+    def exposed(self, tensor: Tensor, *, graph: bool = False) -> None:
+        """A user's hook is to see the gradient of this tensor: it stays what it is.
+
+        ``graph``: or gradients of tensors that it was made of.
+        """
         origin = self._get(tensor)
         if origin is None:
             return
+        for source in origin.seen if graph else ():
+            self.exposed(source, graph=True)
         if origin.remade is not None:
             raise UsageError(
                 "a hook on learned rows that were used already",
@@ -291,11 +269,3 @@ class Repeats:
 
 def _stateful(operator: Operator) -> bool:
     return any(word in operator.name for word in _STATEFUL)
-
-
-def _differs(found: Tensor, tensor: Tensor) -> Tensor:
-    """Whether a tensor was not made again, but for rounding: what was read has changed unseen."""
-    known = tensor.isfinite()
-    gap = torch.where(known, found - tensor, 0).abs().amax()
-    size = torch.where(known, tensor, 0).abs().amax()
-    return torch.gt(gap, size * torch.finfo(tensor.dtype).eps ** 0.5)

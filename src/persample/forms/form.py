@@ -69,7 +69,9 @@ def inner(x: Tensor, y: Tensor) -> Tensor:
 
 def products(one: Tensor, two: Tensor) -> Tensor:
     """⟨one[i], two[j]⟩ of rows, in runs: kernels add millions of terms up one after the other."""
-    if one.shape[1] <= RUN or one.dtype == torch.float64:
+    dtype = torch.promote_types(one.dtype, two.dtype)  # uses of another dtype
+    one, two = one.to(dtype), two.to(dtype)
+    if one.shape[1] <= RUN or dtype == torch.float64:
         return one @ two.T
     out = one.new_zeros(one.shape[0], two.shape[0], dtype=finer(one.device))
     for first in range(0, one.shape[1], RUN):

@@ -39,6 +39,8 @@ def _trailing(
 ) -> Forms:
     """Scale and shift over the last axes: ``rest`` is the scale of each row, after its mean."""
     grad, layout = _only(firing), use.out_layouts[0]
+    if grad.is_complex():
+        raise Unsuited
     dtype, (*mean, rstd) = wide(torch.promote_types(grad.dtype, x.dtype)), rest
     keep = use.operands[0].value.dim()
     rows = by_sample(grad, layout, n, keep)
