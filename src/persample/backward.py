@@ -37,6 +37,8 @@ def tape_backward(
             raise UsageError(f"backward takes a tensor of losses, got {shown(losses)}", fix=fix)
         if losses.is_complex():
             raise UsageError("losses must be real", fix="pass losses.real, or losses.abs()")
+        if losses.layout is not torch.strided:
+            raise UsageError(f"losses must be dense, got {shown(losses)}", fix="losses.to_dense()")
         weights = "multiply the losses by weights of their own before backward"
         factor = 1.0 if scale is None else number(scale, "scale", fix=weights)
         if not factor > 0 or factor == float("inf"):
@@ -104,7 +106,7 @@ def checked_backward(
     proven = trouble is None and (recorder.second_order or ledger.looped is not None)
     if trouble is None:
         with torch._C.DisableTorchFunction():
-            ledger.remember_values()
+            ledger.remember_values(mark)
         ledger.backwards += 1
         ledger.scalar = ledger.scalar or scalar
         ledger.coupled = ledger.coupled or coupled

@@ -22,6 +22,15 @@ class Declared:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.patterns: list[Tensor] = []  # the sample of every row, as the user said it
+        self.storages: set[int] = set()  # memory of the caller's, who may refill it unseen
+        self.kept: list[Tensor] = []  # where they are needed again: lean recordings
+
+    def callers(self, tensor: Tensor) -> None:
+        """The caller may refill it: what is kept of it will be a copy, or watched."""
+        if tensor.layout is torch.strided and not tensor.is_nested:
+            self.storages.add(tensor.untyped_storage().data_ptr())
+            if self.recorder.lean:
+                self.kept.append(tensor)
 
     def mark(self, tensor: Tensor, *, dim: int = 0, ids: Tensor | None = None) -> None:
         """The user says where the samples are."""
@@ -43,6 +52,7 @@ class Declared:
             self.recorder.custom.expose(tensor)
             if ids is not None:
                 self._mark_ids(tensor, axis, ids)
+                self.callers(tensor)
                 return
             if self.recorder.n is None:
                 self.recorder.n = size
@@ -54,6 +64,7 @@ class Declared:
                     "give ids= for rows that are not one per sample",
                 )
             self.recorder.marks.put(tensor, closed(axis))
+            self.callers(tensor)
 
     def _expect_unknown(self, tensor: Tensor) -> None:
         """What was computed from parameters holds its samples where the recorder saw them go."""

@@ -67,8 +67,6 @@ class Inputs(Declared):
         self.tensors = {id(c) for c in self.keep_alive}
         self.seen: list[Seen] = []
         self.guess = Guess(dim)
-        self.storages: set[int] = set()
-        self.kept: list[Tensor] = []  # where they are needed again: lean recordings
         self._gate = Gate(self._before)
         self._guessed: dict[int, Tensor] = {}
         self._hooked: list[nn.Module] = []
@@ -167,10 +165,7 @@ class Inputs(Declared):
             self.guess.called(module)
         for path, value in fresh:
             tensor = value.data if isinstance(value, PackedSequence) else value
-            if tensor.layout is torch.strided:
-                self.storages.add(tensor.untyped_storage().data_ptr())
-                if self.recorder.lean:
-                    self.kept.append(tensor)
+            self.callers(tensor)
             self.recorder.custom.expose(tensor)
             if id(tensor) in each:
                 self.recorder.marks.put(tensor, explicit(each[id(tensor)], self.recorder.n or 0))
