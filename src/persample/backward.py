@@ -143,7 +143,6 @@ def _followed(
         return unfollowed
     if ledger.lean is not None:
         ledger.lean.begin(patient=recorder.custom.reentrant)
-        ledger.lean.guarded = recorder.custom.exposed
     again = recorder.ahead is not None and recorder.ahead.again
     keep = ledger.retain = retain_graph or recorder.loop or again or recorder.custom.shared()
     random = RandomState(losses.device) if ledger.lean is not None else None
@@ -163,7 +162,7 @@ def _followed(
         with torch._C.DisableTorchFunction():
             # an edge of the graph: the caller may write to the losses, or detach them
             root = (get_gradient_edge(losses), losses.device, seed, factor) if keep else None
-        if random is not None and not ledger.lean.guarded:
+        if random is not None and not recorder.custom.exposed:
             ledger.lean.restless = random.changed()
         ledger.lean.finished(root, recorder.marks.hooks(), retain=retain_graph)
     return ledger.trouble
@@ -245,6 +244,9 @@ def receiving(recorder: Recorder, factor: float) -> Iterator[None]:
                 leaf.grad = None
         threads = torch._C._is_multithreading_enabled()
     ledger.receiving, ledger.factor = True, 1.0 / factor
+    if ledger.lean is not None:  # code that runs in backward may do something else the next time
+        ledger.lean.guarded = recorder.custom.exposed
+        recorder.calls.expect_none(ledger.lean)
     recorder.custom.taken.begin()
     recorder.marks.memories = []
     mark = len(ledger.entries)
@@ -260,6 +262,7 @@ def receiving(recorder: Recorder, factor: float) -> Iterator[None]:
         done = ledger.trouble is None
     finally:
         ledger.receiving = False
+        recorder.calls.expect_any()
         ledger.returned.clear()
         recorder.custom.taken.begin()
         recorder.marks.memories = None
