@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +73,7 @@ class Inputs(Declared):
         self._hooked: list[nn.Module] = []
         self._inside: Any = None
         self._begun = False
+        self._thread = 0  # the recording's: calls in others are not seen
 
     def begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Take the arguments of the only call to come: no module has to tell when it is made."""
@@ -80,6 +82,7 @@ class Inputs(Declared):
 
     def install(self, modules: Iterable[nn.Module]) -> None:
         """Hook all of them (undone when the block ends, and while a module runs)."""
+        self._thread = threading.get_ident()
         kind = nn.RNNBase if self._begun else nn.Module
         self._hooked = [
             m for m in modules if isinstance(m, kind) and not isinstance(m, torch.jit.ScriptModule)
@@ -112,6 +115,8 @@ class Inputs(Declared):
             self._inside = None
 
     def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if threading.get_ident() != self._thread and not self.recorder.loop:
+            return
         if self._inside is None and not self._begun:
             self._inside = module.register_forward_hook(self._after, always_call=True)
             self._unhook()  # modules inside run as fast as ever
