@@ -230,6 +230,7 @@ def revisit(
         lean.begin()
         if not ledger.retain:
             lean.root = None
+            ledger.values.clear()  # nothing will be computed from them
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,13 +25,20 @@ class Declared:
         self.patterns: list[Tensor] = []  # the sample of every row, as the user said it
         self.storages: set[int] = set()  # memory of the caller's, who may refill it unseen
         self.kept: list[Tensor] = []  # where they are needed again: lean recordings
+        self.given: list[weakref.ref[Tensor]] = []  # results that the caller may hold; the same
 
-    def callers(self, tensor: Tensor) -> None:
-        """The caller may refill it: what is kept of it will be a copy, or watched."""
+    def callers(self, tensor: Tensor, *, received: bool = True) -> None:
+        """The caller may write to it unseen: what is kept of it will be a copy, or watched."""
         if tensor.layout is torch.strided and not tensor.is_nested:
             self.storages.add(tensor.untyped_storage().data_ptr())
-            if self.recorder.lean:
+            if self.recorder.lean and received:
                 self.kept.append(tensor)
+            elif self.recorder.lean:
+                self.given.append(weakref.ref(tensor))
+
+    def callers_now(self) -> list[Tensor]:
+        """What a lean recording depends on, and the caller may write to."""
+        return [*self.kept, *(t for t in (ref() for ref in self.given) if t is not None)]
 
     def mark(self, tensor: Tensor, *, dim: int = 0, ids: Tensor | None = None) -> None:
         """The user says where the samples are."""

@@ -140,6 +140,20 @@ class Inputs(Declared):
             self._inside.remove()
             self._inside = None
             self._hook(self._hooked)
+            with torch._C.DisableTorchFunction():
+                self._give(out)
+
+    def _give(self, out: Any) -> None:
+        """Results are the caller's, too, who may go on to compute in their memory."""
+        found: list[tuple[str, Any]] = []
+        if out.__class__ is Tensor:
+            found.append(("", out))
+        elif out is not None:
+            walk("", opened(out), found)
+        for _, value in found:
+            tensor = value.data if isinstance(value, PackedSequence) else value
+            if not transformed(tensor):
+                self.callers(tensor, received=False)
 
     def _take(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if self.recorder.spread is not None:

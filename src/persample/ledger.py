@@ -153,7 +153,7 @@ class Ledger(Intake):
         watched: list[Tensor] = []
         if again or any(entry.relies(by_hand) for entry in late):
             slots = recorder.parameters.slots.values()
-            watched = [*(s.tensor for s in slots), *recorder.inputs.kept]
+            watched = [*(s.tensor for s in slots), *recorder.inputs.callers_now()]
             watched += constants.alive(derived=not again)
         if constants and not again:
             watched += constants.within(t for entry in entries for t in entry.watched)

@@ -99,6 +99,32 @@ def later(name: str, how: str) -> Callable[[], Pair]:
     return run
 
 
+def results(how: str, *, parts: bool, **options: Any) -> Callable[[], Pair]:
+    """The caller computes on in the memory of what modules returned."""
+
+    def run() -> Pair:
+        whole = lambda m, x: (lambda h: {"out": m.k(h), "hidden": [h]})(m.l(x))
+        model, x = model_of(whole), rand(N, N)
+
+        def step() -> tuple[Tensor, list[Tensor]]:
+            if parts:
+                h = model.l(x)
+                out = model.k(h)
+            else:
+                (h,), out = (found := model(x))["hidden"], found["out"]
+            return spread(out) + spread(h), [h, out]
+
+        rows = native(model, step()[0])
+        with persample.record(model, **options) as tape:
+            losses, given = step()
+            tape.backward(losses)
+        for tensor in given:
+            HOW[how](tensor.detach())
+        return tape.grads(), rows
+
+    return run
+
+
 def scripts() -> Iterator[Script]:
     """All of this file: a copy was kept, or the question is refused."""
     for how in HOW:
@@ -109,6 +135,10 @@ def scripts() -> Iterator[Script]:
                     run = marked(name, how, part=part, **options)
                     place = "view" if part else "tensor"
                     yield Script(f"refilled mark: {name}, {place}, {note}", run, EITHER)
+            for parts in (False, True):
+                name = "parts" if parts else "whole"
+                run = results(how, parts=parts, **options)
+                yield Script(f"refilled results: {name}, {note}", run, EITHER)
             for name in CONSTANTS:
                 yield Script(f"refilled: {name}, {note}", viewed(name, how, **options), EITHER)
         for name in LATER:
