@@ -12,6 +12,7 @@ from .errors import UsageError, describe, here
 from .layout import Constant, closed, explicit
 from .propagate.reshaping import squeeze_colours
 from .requests import expect_ids, shown, whole
+from .values import memory_of
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -29,8 +30,9 @@ class Declared:
 
     def callers(self, tensor: Tensor, *, received: bool = True) -> None:
         """The caller may write to it unseen: what is kept of it will be a copy, or watched."""
-        if tensor.layout is torch.strided and not tensor.is_nested:
-            self.storages.add(tensor.untyped_storage().data_ptr())
+        memory = memory_of(tensor)
+        if memory:
+            self.storages.add(memory)
             if self.recorder.lean and received:
                 self.kept.append(tensor)
             elif self.recorder.lean:

@@ -43,13 +43,13 @@ class Constants:
             ref = weakref.ref(tensor)
             self._seen[id(tensor)] = (ref, derived)
             with torch._C.DisableTorchFunction():
-                if tensor.layout is torch.strided and not tensor.is_nested:
-                    storage = tensor.untyped_storage()
-                    self._memories.add(storage.data_ptr())
-                    if not storage.resizable():
+                memory = memory_of(tensor)
+                if memory:
+                    self._memories.add(memory)
+                    if not tensor.untyped_storage().resizable():
                         self._held.append(tensor)
                     elif tensor._base is not None:
-                        self._views.append(_View(tensor, ref, derived))
+                        self._views.append(_View(tensor, ref, derived, memory))
 
     def alive(self, *, derived: bool = False) -> list[Tensor]:
         """Those that somebody holds; all of them, or only those behind derived tensors."""
@@ -59,7 +59,7 @@ class Constants:
 
     def within(self, kept: Iterable[Tensor]) -> list[Tensor]:
         """What is kept to be computed from, where it is their memory."""
-        return [tensor for tensor in kept if _memory(tensor) in self._memories]
+        return [tensor for tensor in kept if memory_of(tensor) in self._memories]
 
     def clear(self) -> None:
         """Forget them."""
@@ -69,23 +69,31 @@ class Constants:
         self._memories.clear()
 
 
-def _memory(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
+def memory_of(tensor: Tensor) -> int:
+    """Where the memory begins that a tensor is in; 0 for one without such."""
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return 0
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except RuntimeError:  # of a class that wraps others
+        return 0
 
 
 class _View:
     """Where a view lies in the memory of the tensor that it was taken of, which may outlive it."""
 
-    def __init__(self, tensor: Tensor, ref: weakref.ref[Tensor], derived: bool) -> None:
+    def __init__(
+        self, tensor: Tensor, ref: weakref.ref[Tensor], derived: bool, memory: int
+    ) -> None:
         assert tensor._base is not None
         self._ref, self._base, self.derived = ref, weakref.ref(tensor._base), derived
         self._place = (tensor.shape, tensor.stride(), tensor.storage_offset())
-        self._memory = _memory(tensor)
+        self._memory = memory
 
     def region(self) -> Tensor | None:
         """The elements of a view that is gone, if their memory is still its base's."""
         base = self._base() if self._ref() is None else None
-        if base is None or _memory(base) != self._memory:
+        if base is None or memory_of(base) != self._memory:
             return None
         return base.detach().as_strided(*self._place)
 
