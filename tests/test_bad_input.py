@@ -58,6 +58,8 @@ BAD: dict[str, tuple[Callable[[persample.Tape], Any], str]] = {
     "NaN bound": (lambda t: t.clipped_sum(NAN), "max_norm"),
     "infinite bound": (lambda t: t.clipped_sum(INF), "max_norm"),
     "rule without arguments": (lambda t: t.clipped_sum(1.0, rule=lambda: 1.0), "takes norms"),  # type: ignore[arg-type, return-value, misc]
+    "rule with sparse coefficients": (
+        lambda t: t.clipped_sum(1.0, rule=lambda norms: norms.to_sparse()), "sparse_coo"),
     "rule with few coefficients": (
         lambda t: t.clipped_sum(1.0, rule=lambda norms: norms[:1]), "coefficients"),
     "rule with negative coefficients": (
@@ -214,6 +216,8 @@ def test_losses_that_cannot_be_and_scales() -> None:
         losses = model(x).square().sum(1)
         with pytest.raises(persample.UsageError, match="real"):
             tape.backward(losses * (1 + 1j))
+        with pytest.raises(persample.UsageError, match="dense"):
+            tape.backward(losses.to_sparse())
         for scale in (torch.ones(3), "2", [1.0], 1j, torch.ones((), device="meta")):
             with pytest.raises(persample.UsageError, match="one number"):
                 tape.backward(losses, scale=scale)  # type: ignore[arg-type]
@@ -244,7 +248,13 @@ def test_inputs_that_are_all_constants(constants: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "ids", [[0, 0, 1], torch.tensor([0.0, 0.5, 1.0]), torch.zeros(3, 1).long()]
+    "ids",
+    [
+        [0, 0, 1],
+        torch.tensor([0.0, 0.5, 1.0]),
+        torch.zeros(3, 1).long(),
+        torch.tensor([0, 0, 1]).to_sparse(),
+    ],
 )
 def test_marks_that_cannot_be(ids: Any) -> None:
     with persample.record(nn.Linear(4, 2), n=2) as tape:

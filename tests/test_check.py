@@ -43,6 +43,34 @@ def test_passes_what_keeps_samples_apart() -> None:
     assert persample.verify(nn.Linear(4, 3).double(), each, batch())
 
 
+class Counted(nn.Module):
+    """Buffers that every call writes to, replaces, or makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.utils.spectral_norm(nn.Linear(4, 3))
+        self.seen, self.calls = nn.Buffer(torch.ones(())), nn.Buffer(torch.ones(()))
+        self.register_buffer("cache", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += 1
+        self.calls, self.cache = self.calls + 1, torch.ones(())
+        return self.layer(x) * self.seen / self.calls.sqrt()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("inspected", [False, True])
+def test_buffers_are_the_same_in_every_run_and_afterwards(inspected: bool) -> None:
+    model = Counted().double()
+    before = [(name, id(b), b.clone()) for name, b in model.named_buffers()]
+    if inspected:
+        persample.inspect(model, each, [batch()])
+    else:
+        assert persample.verify(model, each, batch())
+    after = list(model.named_buffers())
+    assert [(name, id(b)) for name, b in after] == [(name, where) for name, where, _ in before]
+    assert all(torch.equal(b, was) for (_, b), (*_, was) in zip(after, before, strict=True))
+
+
 def test_skips_batches_of_copies_that_the_model_does_not_take() -> None:
     def sorted_only(model: nn.Module, data: Batch) -> Tensor:
         if data[1].unique().numel() < 3:

@@ -226,6 +226,28 @@ def test_two_threads() -> None:
         assert relative_error(found[k], oracle(models[k], loss, X.double() + k)) < 1e-12
 
 
+@pytest.mark.parametrize("count", [4, 6])
+def test_a_thread_that_uses_the_model_meanwhile(count: int) -> None:
+    model, here = net().double(), threading.get_ident()
+    inside, done = threading.Event(), threading.Event()
+
+    def stay(*_: Any) -> None:
+        if threading.get_ident() != here:
+            inside.set()
+            done.wait(10)
+
+    model[1].register_forward_pre_hook(stay)
+    thread = threading.Thread(target=lambda: model(torch.randn(count, 5).double()))
+    with persample.record(model) as tape:
+        thread.start()
+        inside.wait(10)
+        tape.backward(loss(model, X.double()))
+        done.set()
+        thread.join()
+    assert relative_error(tape.grads(), oracle(model, loss, X.double())) < 1e-12
+    assert not any(module._forward_hooks for module in model.modules())
+
+
 def test_threads_that_ask_one_lean_tape() -> None:
     model = net().double()
     with persample.record(model, lean=True) as tape:

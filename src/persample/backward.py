@@ -37,6 +37,8 @@ def tape_backward(
             raise UsageError(f"backward takes a tensor of losses, got {shown(losses)}", fix=fix)
         if losses.is_complex():
             raise UsageError("losses must be real", fix="pass losses.real, or losses.abs()")
+        if losses.layout is not torch.strided:
+            raise UsageError(f"losses must be dense, got {shown(losses)}", fix="losses.to_dense()")
         weights = "multiply the losses by weights of their own before backward"
         factor = 1.0 if scale is None else number(scale, "scale", fix=weights)
         if not factor > 0 or factor == float("inf"):
@@ -104,7 +106,7 @@ def checked_backward(
     proven = trouble is None and (recorder.second_order or ledger.looped is not None)
     if trouble is None:
         with torch._C.DisableTorchFunction():
-            ledger.remember_values()
+            ledger.remember_values(mark)
         ledger.backwards += 1
         ledger.scalar = ledger.scalar or scalar
         ledger.coupled = ledger.coupled or coupled
@@ -141,7 +143,6 @@ def _followed(
         return unfollowed
     if ledger.lean is not None:
         ledger.lean.begin(patient=recorder.custom.reentrant)
-        ledger.lean.guarded = recorder.custom.exposed
     again = recorder.ahead is not None and recorder.ahead.again
     keep = ledger.retain = retain_graph or recorder.loop or again or recorder.custom.shared()
     random = RandomState(losses.device) if ledger.lean is not None else None
@@ -161,7 +162,7 @@ def _followed(
         with torch._C.DisableTorchFunction():
             # an edge of the graph: the caller may write to the losses, or detach them
             root = (get_gradient_edge(losses), losses.device, seed, factor) if keep else None
-        if random is not None and not ledger.lean.guarded:
+        if random is not None and not recorder.custom.exposed:
             ledger.lean.restless = random.changed()
         ledger.lean.finished(root, recorder.marks.hooks(), retain=retain_graph)
     return ledger.trouble
@@ -229,6 +230,7 @@ def revisit(
         lean.begin()
         if not ledger.retain:
             lean.root = None
+            ledger.values.clear()  # nothing will be computed from them
 
 
 @contextlib.contextmanager
@@ -243,6 +245,9 @@ def receiving(recorder: Recorder, factor: float) -> Iterator[None]:
                 leaf.grad = None
         threads = torch._C._is_multithreading_enabled()
     ledger.receiving, ledger.factor = True, 1.0 / factor
+    if ledger.lean is not None:  # code that runs in backward may do something else the next time
+        ledger.lean.guarded = recorder.custom.exposed
+        recorder.calls.expect_none(ledger.lean)
     recorder.custom.taken.begin()
     recorder.marks.memories = []
     mark = len(ledger.entries)
@@ -258,6 +263,7 @@ def receiving(recorder: Recorder, factor: float) -> Iterator[None]:
         done = ledger.trouble is None
     finally:
         ledger.receiving = False
+        recorder.calls.expect_any()
         ledger.returned.clear()
         recorder.custom.taken.begin()
         recorder.marks.memories = None

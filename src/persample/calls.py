@@ -22,6 +22,7 @@ from .repeated import NOTHING, Repeats
 from .walls import Finite
 
 if TYPE_CHECKING:
+    from .lean import Lean
     from .recorder import Recorder
 
 # What layout rules said of calls in which closed layouts and shapes decide.
@@ -90,6 +91,20 @@ class Calls:
                 self._marking.store(operator, result, bad, parties.coloured, written=written)
                 return out
         return meet(self, operator, func, args, kwargs, parties)
+
+    def expect_none(self, lean: Lean) -> None:
+        """A lean pass begins: a call in it is recomputed, and gradients behind it are compared."""
+
+        def handle(*call: Any) -> Any:
+            lean.guarded = True
+            self.expect_any()
+            return self.handle(*call)
+
+        self.__dict__["handle"] = handle
+
+    def expect_any(self) -> None:
+        """Handle calls as ever."""
+        self.__dict__.pop("handle", None)
 
     def _of_the_graph(
         self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any]

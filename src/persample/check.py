@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from .conditions import RandomState, largest, noise, tolerance
+from .conditions import Buffers, RandomState, largest, noise, tolerance
 from .entry import record
 from .errors import PersampleError, UsageError
 from .loop import narrowest
@@ -57,12 +57,13 @@ class Verification:
         return "\n".join(lines)
 
 
-class _Random:
-    """The generators of all devices that a model is on."""
+class _State:
+    """A model's buffers, and the random generators of all devices that it is on."""
 
     def __init__(self, model: nn.Module) -> None:
         devices = {torch.device("cpu"), *(p.device for p in model.parameters())}
-        self._states = [RandomState(device) for device in devices]
+        self._states: list[Buffers | RandomState] = [Buffers(model)]
+        self._states += (RandomState(device) for device in devices)
 
     def restore(self) -> None:
         """As they were."""
@@ -73,11 +74,11 @@ class _Random:
 def verify(model: nn.Module, loss_fn: LossFn, batch: Any, **options: Any) -> Verification:
     """Check persample on your own training step: right, or it says where not.
 
-    Two checks, both with random numbers fixed. Σ cᵢ gᵢ for random c against autograd's gradient of
-    Σ cᵢ ℓᵢ finds a gradient given to the wrong sample. Isolation finds losses that look at the
-    whole batch: the inputs and labels of one sample, then of all but one, are replaced by
-    another's, and no other row may move. Every parameter is judged by the size of its own
-    gradients, down to what rounding of the largest may leave in it.
+    Two checks, both with the random numbers and buffers of now. Σ cᵢ gᵢ for random c against
+    autograd's gradient of Σ cᵢ ℓᵢ finds a gradient given to the wrong sample. Isolation finds
+    losses that look at the whole batch: the inputs and labels of one sample, then of all but one,
+    are replaced by another's, and no other row may move. Every parameter is judged by the size of
+    its own gradients, down to what rounding of the largest may leave in it.
 
     >>> import torch, persample
     >>> model = torch.nn.Linear(3, 1)
@@ -101,7 +102,7 @@ def verify(model: nn.Module, loss_fn: LossFn, batch: Any, **options: Any) -> Ver
     n = options.get("n") or batch_size(batch, options.get("dim", 0))
     if n < 2:
         raise UsageError("verify needs at least two samples", fix="pass a larger batch")
-    state = _Random(model)
+    state = _State(model)
     try:
         rows, expected, c, narrow = _run(model, loss_fn, batch, options, state)
         moved = _isolation(model, loss_fn, batch, options, state, rows, n)
@@ -120,7 +121,7 @@ def verify(model: nn.Module, loss_fn: LossFn, batch: Any, **options: Any) -> Ver
 
 
 def _run(
-    model: nn.Module, loss_fn: LossFn, batch: Any, options: dict[str, Any], state: _Random
+    model: nn.Module, loss_fn: LossFn, batch: Any, options: dict[str, Any], state: _State
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor, torch.dtype]:
     rows = _rows(model, loss_fn, batch, options, state)
     state.restore()
@@ -147,7 +148,7 @@ def _run(
 
 
 def _rows(
-    model: nn.Module, loss_fn: LossFn, batch: Any, options: dict[str, Any], state: _Random
+    model: nn.Module, loss_fn: LossFn, batch: Any, options: dict[str, Any], state: _State
 ) -> dict[str, Tensor]:
     state.restore()
     with record(model, **options) as tape:
@@ -162,7 +163,7 @@ def _isolation(
     loss_fn: LossFn,
     batch: Any,
     options: dict[str, Any],
-    state: _Random,
+    state: _State,
     rows: dict[str, Tensor],
     n: int,
 ) -> dict[str, float]:

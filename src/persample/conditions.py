@@ -1,4 +1,4 @@
-"""Under which conditions an operator ran: what it saved, random numbers, autocast."""
+"""Under which conditions an operator ran: what it saved, random numbers, buffers, autocast."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 Autocast = tuple[tuple[str, torch.dtype], ...]
 
@@ -80,6 +80,29 @@ class RandomState:
         torch.set_rng_state(self.cpu)
         if self.cuda is not None:
             torch.cuda.set_rng_state(self.cuda[1], self.cuda[0])
+
+
+class Buffers:
+    """A model's buffers: many change whenever it runs (running statistics, counters)."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._before = [
+            (module, name, buffer, None if buffer is None else buffer.detach().clone())
+            for module in model.modules()
+            if not isinstance(module, torch.jit.ScriptModule)
+            for name, buffer in module._buffers.items()
+        ]
+
+    def restore(self) -> None:
+        """Put the same tensors back, with the values that they had."""
+        with torch.no_grad():
+            for module, name, buffer, value in self._before:
+                if module._buffers.get(name) is not buffer:
+                    module._buffers[name] = buffer
+                if buffer is None or value is None or buffer.is_meta:
+                    continue
+                if not torch.equal(buffer, value):
+                    buffer.copy_(value)
 
 
 def current_autocast(device: torch.device) -> Autocast:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,6 +12,7 @@ from .errors import UsageError, describe, here
 from .layout import Constant, closed, explicit
 from .propagate.reshaping import squeeze_colours
 from .requests import expect_ids, shown, whole
+from .values import memory_of
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -22,6 +24,23 @@ class Declared:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.patterns: list[Tensor] = []  # the sample of every row, as the user said it
+        self.storages: set[int] = set()  # memory of the caller's, who may refill it unseen
+        self.kept: list[Tensor] = []  # where they are needed again: lean recordings
+        self.given: list[weakref.ref[Tensor]] = []  # results that the caller may hold; the same
+
+    def callers(self, tensor: Tensor, *, received: bool = True) -> None:
+        """The caller may write to it unseen: what is kept of it will be a copy, or watched."""
+        memory = memory_of(tensor)
+        if memory:
+            self.storages.add(memory)
+            if self.recorder.lean and received:
+                self.kept.append(tensor)
+            elif self.recorder.lean:
+                self.given.append(weakref.ref(tensor))
+
+    def callers_now(self) -> list[Tensor]:
+        """What a lean recording depends on, and the caller may write to."""
+        return [*self.kept, *(t for t in (ref() for ref in self.given) if t is not None)]
 
     def mark(self, tensor: Tensor, *, dim: int = 0, ids: Tensor | None = None) -> None:
         """The user says where the samples are."""
@@ -43,6 +62,7 @@ class Declared:
             self.recorder.custom.expose(tensor)
             if ids is not None:
                 self._mark_ids(tensor, axis, ids)
+                self.callers(tensor)
                 return
             if self.recorder.n is None:
                 self.recorder.n = size
@@ -54,6 +74,7 @@ class Declared:
                     "give ids= for rows that are not one per sample",
                 )
             self.recorder.marks.put(tensor, closed(axis))
+            self.callers(tensor)
 
     def _expect_unknown(self, tensor: Tensor) -> None:
         """What was computed from parameters holds its samples where the recorder saw them go."""

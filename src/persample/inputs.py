@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -67,13 +68,12 @@ class Inputs(Declared):
         self.tensors = {id(c) for c in self.keep_alive}
         self.seen: list[Seen] = []
         self.guess = Guess(dim)
-        self.storages: set[int] = set()
-        self.kept: list[Tensor] = []  # where they are needed again: lean recordings
         self._gate = Gate(self._before)
         self._guessed: dict[int, Tensor] = {}
         self._hooked: list[nn.Module] = []
         self._inside: Any = None
         self._begun = False
+        self._thread = 0  # the recording's: calls in others are not seen
 
     def begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Take the arguments of the only call to come: no module has to tell when it is made."""
@@ -82,6 +82,7 @@ class Inputs(Declared):
 
     def install(self, modules: Iterable[nn.Module]) -> None:
         """Hook all of them (undone when the block ends, and while a module runs)."""
+        self._thread = threading.get_ident()
         kind = nn.RNNBase if self._begun else nn.Module
         self._hooked = [
             m for m in modules if isinstance(m, kind) and not isinstance(m, torch.jit.ScriptModule)
@@ -114,6 +115,8 @@ class Inputs(Declared):
             self._inside = None
 
     def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if threading.get_ident() != self._thread and not self.recorder.loop:
+            return
         if self._inside is None and not self._begun:
             self._inside = module.register_forward_hook(self._after, always_call=True)
             self._unhook()  # modules inside run as fast as ever
@@ -137,6 +140,20 @@ class Inputs(Declared):
             self._inside.remove()
             self._inside = None
             self._hook(self._hooked)
+            with torch._C.DisableTorchFunction():
+                self._give(out)
+
+    def _give(self, out: Any) -> None:
+        """Results are the caller's, too, who may go on to compute in their memory."""
+        found: list[tuple[str, Any]] = []
+        if out.__class__ is Tensor:
+            found.append(("", out))
+        elif out is not None:
+            walk("", opened(out), found)
+        for _, value in found:
+            tensor = value.data if isinstance(value, PackedSequence) else value
+            if not transformed(tensor):
+                self.callers(tensor, received=False)
 
     def _take(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if self.recorder.spread is not None:
@@ -167,10 +184,7 @@ class Inputs(Declared):
             self.guess.called(module)
         for path, value in fresh:
             tensor = value.data if isinstance(value, PackedSequence) else value
-            if tensor.layout is torch.strided:
-                self.storages.add(tensor.untyped_storage().data_ptr())
-                if self.recorder.lean:
-                    self.kept.append(tensor)
+            self.callers(tensor)
             self.recorder.custom.expose(tensor)
             if id(tensor) in each:
                 self.recorder.marks.put(tensor, explicit(each[id(tensor)], self.recorder.n or 0))

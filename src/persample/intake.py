@@ -61,7 +61,7 @@ class Intake:
         self._cache: dict[str, Form] = {}
         self._steady: set[Any] = set()  # where code of the user's own did the same twice
         self.returned: list[tuple[Use, Tensor]] = []
-        self.values: Values | None = None
+        self.values: list[Values] = []  # of every backward pass
         self.behind = False  # whether gradients go back to parameters behind derived tensors
 
     def clear(self) -> None:
@@ -69,7 +69,8 @@ class Intake:
         self.entries.clear()
         self._cache.clear()
         self._steady.clear()
-        self.looped = self.values = None
+        self.values.clear()
+        self.looped = None
         if self.lean is not None:
             self.lean.clear()
 

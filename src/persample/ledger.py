@@ -138,32 +138,36 @@ class Ledger(Intake):
         with within(scratch() - used):
             yield forms if apart else together(forms)
 
-    def remember_values(self) -> None:
-        """A backward pass is over: what answers are computed from must not change any more."""
+    def remember_values(self, mark: int) -> None:
+        """A backward pass is over: what answers are computed from must not change any more.
+
+        ``mark``: how many entries there were before it.
+        """
         recorder, spread = self.recorder, self.recorder.spread
-        if self.values is not None or (spread is not None and spread.sharded):
+        if spread is not None and spread.sharded:
             return
-        by_hand, constants = recorder.custom.by_hand, recorder.constants
+        by_hand, constants, entries = recorder.custom.by_hand, recorder.constants, self.entries
+        entries = entries[mark:] if mark else entries
         again = self.lean is not None and self.lean.root is not None
-        late = [e for e in self.entries if e.operand.edge or e.firing or e.form.__class__ in _LATE]
+        late = [e for e in entries if e.operand.edge or e.firing or e.form.__class__ in _LATE]
         watched: list[Tensor] = []
         if again or any(entry.relies(by_hand) for entry in late):
             slots = recorder.parameters.slots.values()
-            watched = [*(s.tensor for s in slots), *recorder.inputs.kept]
+            watched = [*(s.tensor for s in slots), *recorder.inputs.callers_now()]
             watched += constants.alive(derived=not again)
         if constants and not again:
-            watched += constants.within(t for entry in self.entries for t in entry.watched)
+            watched += constants.within(t for entry in entries for t in entry.watched)
         if watched:
-            self.values = Values(watched)
+            self.values.append(Values(watched))
 
     def expect_values(self) -> None:
         """Refuse an answer that would be computed from parameters that were stepped.
 
         A lean recording also runs over its inputs again.
         """
-        if self.values is not None and self.behind:
+        if self.values and self.behind:
             self.recorder.parameters.expect_no_hooks()  # they would see what passes there
-        if self.values is not None and self.values.changed():
+        if any(values.changed() for values in self.values):
             inputs = "" if self.lean is None else ", an input"
             raise stepped(f"a parameter{inputs} or a constant")
 

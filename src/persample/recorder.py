@@ -201,6 +201,7 @@ class Recorder:
         self.custom.clear()
         self.soiled.clear()
         self.inputs.kept.clear()
+        self.inputs.given.clear()
         self.constants.clear()
         self.by_zeros.clear()
         self.calls.repeats.clear()

@@ -16,7 +16,8 @@ from .errors import UsageError
 def shown(value: object) -> str:
     """A value in an error message, at most one line."""
     if isinstance(value, Tensor):
-        return f"a tensor {tuple(value.shape)} of {value.dtype} on {value.device}"
+        kind = "a tensor" if value.layout is torch.strided else f"a {str(value.layout)[6:]} tensor"
+        return f"{kind} {tuple(value.shape)} of {value.dtype} on {value.device}"
     text = " ".join(repr(value).split())
     return text if len(text) <= 60 else f"{text[:59]}…"
 
@@ -61,9 +62,9 @@ def expect_loss_fn(loss_fn: Any) -> None:
 def expect_ids(ids: Any, what: str) -> None:
     """Refuse what does not give every row the number of a sample."""
     integral = isinstance(ids, Tensor) and not (ids.is_floating_point() or ids.is_complex())
-    if not integral or ids.dim() != 1 or ids.is_meta:
+    if not integral or ids.dim() != 1 or ids.is_meta or ids.layout is not torch.strided:
         raise UsageError(
-            f"{what} must be a tensor of integers with one axis, got {shown(ids)}",
+            f"{what} must be a dense tensor of integers with one axis, got {shown(ids)}",
             fix="torch.tensor([0, 0, 1]): rows 0 and 1 are of sample 0, row 2 is of sample 1",
         )
 

@@ -20,11 +20,16 @@ _LOOKS = 64  # elements of each tensor that are kept
 class Constants:
     """Tensors without samples or parameters that met some: masks, indices, labels, code books.
 
-    Nobody announces when they are refilled. They are not held: who refills them does that.
+    Nobody announces when they are refilled. They are not held: who refills them does that, perhaps
+    by the tensor that they were a view of. Memory that is not torch's (NumPy's) is refilled by
+    others than tensors: such are held.
     """
 
     def __init__(self) -> None:
         self._seen: dict[int, tuple[weakref.ref[Tensor], bool]] = {}
+        self._views: list[_View] = []
+        self._held: list[Tensor] = []
+        self._memories: set[int] = set()
 
     def __bool__(self) -> bool:
         return bool(self._seen)
@@ -33,26 +38,64 @@ class Constants:
         """These met parameters; ``derived``: parameters alone, so that a graph may need them."""
         for tensor in tensors:
             before = self._seen.get(id(tensor))
-            also = before is not None and before[0]() is tensor and before[1]
-            self._seen[id(tensor)] = (weakref.ref(tensor), derived or also)
+            if before is not None and before[0]() is tensor and before[1] >= derived:
+                continue
+            ref = weakref.ref(tensor)
+            self._seen[id(tensor)] = (ref, derived)
+            with torch._C.DisableTorchFunction():
+                memory = memory_of(tensor)
+                if memory:
+                    self._memories.add(memory)
+                    if not tensor.untyped_storage().resizable():
+                        self._held.append(tensor)
+                    elif tensor._base is not None:
+                        self._views.append(_View(tensor, ref, derived, memory))
 
     def alive(self, *, derived: bool = False) -> list[Tensor]:
         """Those that somebody holds; all of them, or only those behind derived tensors."""
         found = [(ref(), behind) for ref, behind in self._seen.values()]
+        found += [(view.region(), view.derived) for view in self._views]
         return [t for t, behind in found if t is not None and (behind or not derived)]
 
     def within(self, kept: Iterable[Tensor]) -> list[Tensor]:
-        """Those whose memory is kept to be computed from."""
-        memory = {_memory(tensor) for tensor in kept}
-        return [tensor for tensor in self.alive() if _memory(tensor) in memory]
+        """What is kept to be computed from, where it is their memory."""
+        return [tensor for tensor in kept if memory_of(tensor) in self._memories]
 
     def clear(self) -> None:
         """Forget them."""
         self._seen.clear()
+        self._views.clear()
+        self._held.clear()
+        self._memories.clear()
 
 
-def _memory(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
+def memory_of(tensor: Tensor) -> int:
+    """Where the memory begins that a tensor is in; 0 for one without such."""
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return 0
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except RuntimeError:  # of a class that wraps others
+        return 0
+
+
+class _View:
+    """Where a view lies in the memory of the tensor that it was taken of, which may outlive it."""
+
+    def __init__(
+        self, tensor: Tensor, ref: weakref.ref[Tensor], derived: bool, memory: int
+    ) -> None:
+        assert tensor._base is not None
+        self._ref, self._base, self.derived = ref, weakref.ref(tensor._base), derived
+        self._place = (tensor.shape, tensor.stride(), tensor.storage_offset())
+        self._memory = memory
+
+    def region(self) -> Tensor | None:
+        """The elements of a view that is gone, if their memory is still its base's."""
+        base = self._base() if self._ref() is None else None
+        if base is None or memory_of(base) != self._memory:
+            return None
+        return base.detach().as_strided(*self._place)
 
 
 class Values:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import persample
 
@@ -13,7 +15,9 @@ from .base import (
     EITHER,
     EXACT,
     REFUSED,
+    Net,
     Script,
+    lin,
     spread,
 )
 from .rows import Pair, X, Y, doubled, native, two
@@ -161,6 +165,51 @@ def first_result_spoilt() -> Pair:
     return tape.grads(), native(model, spread(model(X)))
 
 
+def recomputed(body: Callable[..., Tensor], change: Callable[[Any], None]) -> Callable[[], Pair]:
+    """A number that recomputed code reads is another one when a lean recording is asked."""
+
+    def run() -> Pair:
+        model = Net(body, l=lin(), k=lin(seed=2), p=nn.Dropout(0.5), heat=1.0)
+        torch.manual_seed(3)
+        expected = native(model, spread(model(X)))
+        torch.manual_seed(3)
+        with persample.record(model, lean=True) as tape:
+            tape.backward(spread(model(X)))
+        change(model)
+        return tape.grads(), expected
+
+    return run
+
+
+def drop(m: Any) -> None:
+    """Another rate of dropout."""
+    m.p.p = 0.1
+
+
+def cool(m: Any) -> None:
+    """Another temperature."""
+    m.heat = 0.5
+
+
+def again(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Checkpointed."""
+    return checkpoint(function, x, use_reentrant=False)  # type: ignore[no-any-return]
+
+
+RECOMPUTED: dict[str, tuple[str, Callable[[], Pair]]] = {
+    "nothing": (
+        EXACT,
+        recomputed(lambda m, x: m.k(again(lambda x: m.p(m.l(x).sin()), x)), lambda m: None),
+    ),
+    "dropout": (REFUSED, recomputed(lambda m, x: m.k(again(lambda x: m.p(m.l(x)), x)), drop)),
+    "dropout alone": (REFUSED, recomputed(lambda m, x: m.k(again(m.p, m.l(x))), drop)),
+    "temperature": (
+        REFUSED,
+        recomputed(lambda m, x: m.k(again(lambda h: (h * m.heat).softmax(1), m.l(x))), cool),
+    ),
+}
+
+
 STALE: dict[str, tuple[str, Callable[[], Pair]]] = {
     "plain backward first": (EITHER, user_backward_first),
     "plain backward only": (EITHER, user_backward_only),
@@ -179,6 +228,8 @@ def scripts() -> Iterator[Script]:
     """All of this file."""
     for name, (expectation, run) in STALE.items():
         yield Script(f"order: {name}", run, expectation)
+    for name, (expectation, run) in RECOMPUTED.items():
+        yield Script(f"recomputed by another number: {name}", run, expectation)
     whats = ("input", "input data", "parameters", "parameter data", "optimizer step")
     for when in ("before backward", "before the query"):
         for what in whats:

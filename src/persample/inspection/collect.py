@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..check import Verification, verify
+from ..conditions import Buffers
 from ..entry import record
 from ..errors import PersampleError, UsageError
 from ..tape import Tape
@@ -235,13 +236,10 @@ def _length(batches: Iterable[Any], limit: int | None) -> int | None:
 @contextlib.contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
     """Buffers and random generators end as they were: looking must not change the model."""
-    before = [(b, b.detach().clone()) for b in model.buffers()]
+    before = Buffers(model)
     devices = sorted({p.device for p in model.parameters() if p.device.type == "cuda"}, key=str)
     try:
         with torch.random.fork_rng(devices):
             yield
     finally:
-        with torch.no_grad():
-            for buffer, value in before:
-                if not torch.equal(buffer, value):
-                    buffer.copy_(value)
+        before.restore()
