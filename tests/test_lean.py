@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 from typing import Any
 
@@ -128,6 +129,22 @@ def test_a_direction_written_to_is_another() -> None:
         kept.backward(loss(model, batch))
     close(tape.dots(direction), kept.dots(direction))
     assert not torch.allclose(tape.dots(direction), before)
+
+
+def test_answers_carry_no_history_of_reentrant_checkpointing() -> None:
+    torch.manual_seed(0)
+    again = functools.partial(checkpoint, use_reentrant=True)
+    net = Fn(
+        lambda s, x: again(s.c, again(s.c, s.l(x))),
+        l=torch.nn.Linear(5, 5), c=torch.nn.Conv1d(4, 4, 3, padding=1),
+    ).double()  # fmt: skip
+    x = torch.randn(1, 4, 5, dtype=torch.float64)
+    rows = oracle(net, loss, (x,), n=1)
+    with persample.record(net, lean=True) as tape:
+        tape.backward(loss(net, (x,)))
+    for name, found in tape.grads().items():
+        assert not found.requires_grad
+        close(found, rows[name])
 
 
 def test_used_inside_and_outside_of_reentrant_checkpointing() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_sequence
 
 import persample
-from persample.testing import relative_error
+from persample.testing import oracle, relative_error
 
 from .models import Fn
 
@@ -224,6 +224,22 @@ def test_states_of_a_recurrent_layer_are_no_list_of_samples(
         for (name, _), rows in zip(layer.named_parameters(), zip(*each, strict=True), strict=True)
     }
     assert relative_error(tape.grads(), expected) < 1e-10
+
+
+def test_pairs_beside_what_is_known_to_hold_samples_are_no_list_of_samples() -> None:
+    torch.manual_seed(0)
+    parts = {"e": nn.Linear(4, 4), "l": nn.LSTM(4, 3, batch_first=True)}
+    parts["b"] = Fn(lambda s, h, turns: s.w(h * turns[0] + turns[1]), w=nn.Linear(4, 4))
+    model, turns = nn.ModuleDict(parts).double(), torch.randn(2, 1, 5, 4).double().unbind(0)
+
+    def loss(model: Any, x: Tensor) -> Tensor:
+        states = tuple(torch.zeros(1, len(x), 3, dtype=torch.float64) for _ in range(2))
+        return model["l"](model["b"](model["e"](x), turns), states)[0].square().sum((1, 2))
+
+    x = torch.randn(2, 5, 4, dtype=torch.float64)
+    with persample.record(model) as tape:
+        tape.backward(loss(model, x))
+    assert relative_error(tape.grads(), oracle(model, loss, x)) < 1e-10
 
 
 class Nodes:

@@ -108,15 +108,15 @@ def ragged(tensors: list[Tensor]) -> bool:
 
 
 def one_each(
-    lists: list[list[Tensor]], values: list[Any], n: int | None, dim: int
+    lists: list[list[Tensor]], values: list[Any], n: int | None, dim: int, *, batched: bool
 ) -> dict[int, Tensor]:
     """The colour of each tensor, by its id, in lists of n that do not hold n rows each.
 
-    Where another input holds n rows, a list of equal tensors is something else: the two states of
-    an LSTM beside two samples.
+    Where another input holds n rows, or is known to hold samples (``batched``), a list of equal
+    tensors is something else: the two states of an LSTM beside two samples.
     """
     listed = {id(t) for tensors in lists for t in tensors}
-    batched = any(
+    batched = batched or any(
         isinstance(v, Tensor) and id(v) not in listed and v.dim() > dim and v.shape[dim] == n
         for v in values
     )

@@ -225,7 +225,8 @@ def revisit(
             engine([edge], [seed], ledger.retain)
         if ledger.trouble is not None:
             raise ledger.trouble
-        lean.finish()
+        with torch.no_grad():  # forms that waited may hold what a recomputation saved
+            lean.finish()
     finally:
         lean.begin()
         if not ledger.retain:

@@ -121,10 +121,11 @@ def run_nested(recorder: Recorder, func: Any, args: Sequence[Any], kwargs: dict[
     Taps of the recomputation are listened to. What arrives at leaves is theirs to be returned.
     """
     with recorder.mode:
+        roots, seeds = _roots(args, kwargs)
         if called_by(_CHECKPOINT):
+            _expect_apart(recorder, roots, seeds)
             entered(func)(*args, **kwargs)
             return
-        roots, seeds = _roots(args, kwargs)
         leaves = [leaf for root in roots for leaf in leaves_of(root.grad_fn)]
         before = [leaf.grad for leaf in leaves]
         apart = _apart(recorder, roots, seeds)
@@ -141,6 +142,22 @@ def run_nested(recorder: Recorder, func: Any, args: Sequence[Any], kwargs: dict[
         shapes = tuple(tuple(root.shape) for root in roots)
         reason = Reason("a backward inside backward", why, shapes, here())
         ledger.trouble = reason.error("gradients cannot be followed in backward", fix=LOOP)
+
+
+def _expect_apart(recorder: Recorder, roots: list[Any], seeds: list[Any]) -> None:
+    """Samples that were apart when a checkpoint ran must be so when it runs again."""
+    ledger = recorder.tape._ledger
+    with torch._C.DisableTorchFunction():
+        for root, seed in zip(roots, seeds, strict=True):
+            state = recorder.look(root)
+            if not isinstance(state, Mixed) or seed is None or not bool(seed.any()):
+                continue
+            ledger.trouble = ledger.trouble or MixedSamplesError(
+                "samples meet where a reentrant checkpoint runs again",
+                where=state.reason.where(),
+                why=state.reason.why,
+                fix="checkpoint(..., use_reentrant=False) everywhere",
+            )
 
 
 @contextlib.contextmanager

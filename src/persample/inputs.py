@@ -158,6 +158,8 @@ class Inputs(Declared):
     def _take(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if self.recorder.spread is not None:
             self.recorder.spread.notice()
+        if self.recorder.busy:
+            return  # called again by checkpointing: what samples have is known, the rest is shared
         named: list[tuple[str, Any]] = []
         names = argument_names(module)
         for k, value in enumerate(args):
@@ -177,8 +179,9 @@ class Inputs(Declared):
         if self.recorder.n is None:
             self.recorder.n = self.guess.infer(values, lists)
         each: dict[int, Tensor] = {}
-        if self.sample_ids is None:
-            each = one_each(lists, values, self.recorder.n, self.dim)
+        if self.sample_ids is None and lists:
+            held = any(isinstance(self._state(value), Layout) for _, value in found)
+            each = one_each(lists, values, self.recorder.n, self.dim, batched=held)
         self.guess.lengths.update(len(tensors) for tensors in lists)
         if fresh and torch.is_grad_enabled():
             self.guess.called(module)
@@ -202,8 +205,11 @@ class Inputs(Declared):
 
     def _fresh(self, value: Any) -> bool:
         """Not known to hold samples yet."""
-        state = self.recorder.look(value.data if isinstance(value, PackedSequence) else value)
+        state = self._state(value)
         return state is None or isinstance(state, Constant)
+
+    def _state(self, value: Any) -> Any:
+        return self.recorder.look(value.data if isinstance(value, PackedSequence) else value)
 
     def _declared(self, path: str, value: Any) -> bool:
         parts = path.split(".")

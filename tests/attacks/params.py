@@ -201,6 +201,14 @@ SQUARE: Table = {
         REFUSED,
         lambda m, x: F.conv1d(m.l(x)[None], m.w[:, :2, None], groups=2)[0],
     ),
+    "grouped conv, filters and biases of each sample": (
+        EXACT,
+        lambda m, x: F.conv1d(x.view(1, -1, 1), m.l(x)[:, :, None], m.l(x)[:, 0], groups=N)[0],
+    ),
+    "grouped conv, biases of others": (
+        REFUSED,
+        lambda m, x: F.conv1d(x.view(1, -1, 1), x[:, :, None], m.l(x)[:, 0].flip(0), groups=N)[0],
+    ),
     "bilinear form": (EXACT, lambda m, x: F.bilinear(x, m.l(x), m.w[None])),
     "embedding_bag": (EITHER, lambda m, x: F.embedding_bag(x.argsort(1), m.w, mode="sum") * x),
 }

@@ -1,4 +1,4 @@
-"""Programs of users (distributions, Fourier layers, solvers), and those that mix samples alike."""
+"""Programs of users (distributions, Fourier layers, grids), and those that mix samples alike."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from torch.distributions import (
     Normal,
     StudentT,
 )
+from torch.nn import functional as F
 
 from .base import EXACT, REFUSED, Case, N, Table, case, lin, on_module, rand, seeded_losses
 
@@ -81,6 +82,30 @@ SOLVERS: Table = {
 }
 
 
+def sampled(image: Tensor, grid: Tensor) -> Tensor:
+    return F.grid_sample(image, grid, align_corners=False)
+
+
+GRIDS: Table = {
+    "points of a learned image": (
+        EXACT, lambda m, x: sampled(m.w[None, None], m.l(x).tanh().view(1, N, 2, 2))[0, 0],
+    ),
+    "points of a learned volume": (
+        EXACT,
+        lambda m, x: sampled(m.w[None, None, None], m.l(x)[:, :3].view(1, 1, 1, -1, 3)).flatten(),
+    ),
+    "samples as channels": (
+        EXACT, lambda m, x: sampled(m.l(x).view(1, N, 2, 2), m.w.tanh().view(1, 2, 4, 2))[0],
+    ),
+    "samples as channels and as points": (
+        REFUSED, lambda m, x: sampled(m.l(x).view(1, N, 2, 2), m.l(x).view(1, N, 2, 2))[0],
+    ),
+    "samples as pixels": (
+        REFUSED, lambda m, x: sampled(m.l(x)[None, None], m.w.view(1, N, 2, 2))[0, 0],
+    ),
+}  # fmt: skip
+
+
 def cube(x: Tensor) -> Tensor:
     """A well-conditioned matrix for each sample."""
     return x[:, :, None] * x[:, None] + 2 * torch.eye(N, dtype=torch.float64)
@@ -129,5 +154,6 @@ def cases() -> Iterator[Case]:
         on_module("distribution", DISTRIBUTIONS, x, **parts),
         (c._replace(loss_fn=seeded_losses) for c in on_module("draws", DRAWS, x, **parts)),
         on_module("solver", SOLVERS, x, **parts),
+        on_module("grid", GRIDS, x, l=lin(), w=rand(N, N)),
         layers(),
     )

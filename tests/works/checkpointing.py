@@ -70,6 +70,39 @@ for _kind, _reentrant in KINDS.items():
         _add(_pattern, _place_fn, _reentrant, False, False)(wrapped)
 
 
+def rotated(s: Any, places: Tensor, turns: Any, h: Tensor, mask: Tensor) -> Tensor:
+    return s.c(s.b(h * turns[0] + s.p(places), mask) * turns[1])
+
+
+def placed(s: Any, places: Tensor, turns: Any, h: Tensor, mask: Tensor) -> Tensor:
+    return s.w(h) + s.p(places)
+
+
+def sharing(inside: Any, reentrant: bool, lean: bool) -> Outcome:
+    """As many positions as samples, and a pair of rotations: sizes do not tell them apart."""
+    turns = data(2, 2, 6).cos().unbind(0)
+
+    def attention(s: Any, h: Tensor, mask: Tensor) -> Tensor:
+        return s.w((h @ h.mT + mask).softmax(-1) @ h)
+
+    model = Fn(
+        lambda s, x: checkpoint(
+            inside, s, torch.arange(2), turns, s.a(x), data(2, 2), use_reentrant=reentrant
+        ).tanh(),
+        a=nn.Linear(5, 6), b=Fn(attention, w=nn.Linear(6, 6)), c=nn.Linear(6, 3),
+        p=nn.Embedding(2, 6), w=nn.Linear(6, 6),
+    ).double()  # fmt: skip
+    return alone(model, data(2, 2, 5), lean=lean)
+
+
+for _kind, _reentrant in KINDS.items():
+    _pattern = f"checkpoint, {_kind}, a block that takes a mask and rotations for all samples"
+    CASES.right(_pattern, rotated, _reentrant, False)(sharing)
+    CASES.right(f"{_pattern}, lean recording", rotated, _reentrant, True)(sharing)
+    _pattern = f"checkpoint, {_kind}, a table of positions inside"
+    CASES.right(_pattern, placed, _reentrant, False)(sharing)
+
+
 @CASES.right("checkpoint with dropout inside, same random numbers in the recomputation")
 def dropout() -> Outcome:
     layer = nn.Dropout(0.5)

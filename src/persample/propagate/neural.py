@@ -10,6 +10,7 @@ from torch import Tensor
 from ..errors import Mixing
 from ..layout import Layout, closed, explicit, ids_of, merge
 from .call import Call, Result, carry, trailing
+from .contraction import Places, gathered
 from .movement import probe
 from .table import rule
 
@@ -48,8 +49,9 @@ def _grouped(call: Call, x: Tensor, weight: Tensor, layout: Layout) -> Result:
             or filters.inner * into != layout.inner * unit
         ):
             raise Mixing("filters and channels of different samples meet")
-    if any(key not in (id(x), id(weight)) for key in call.layouts):
-        raise Mixing("the bias holds samples")
+    bias = call.layout(call.arg(2, "bias"))
+    if bias is not None and (bias.ids is not None or bias.inner != result.inner):
+        raise Mixing("the bias and the channels of different samples meet")
     return result
 
 
@@ -98,11 +100,19 @@ def channel_shuffle(call: Call) -> Result:
     return carry(call, [(call.arg(0, "input"), {1})], call.out, {1})
 
 
-@rule("grid_sampler grid_sampler_2d grid_sampler_3d affine_grid_generator")
-def grid(call: Call) -> Result:
-    """Axis 0 is the batch of every argument."""
-    pairs = [(t, set(range(1, t.dim()))) for t in call.tensors()]
-    return carry(call, pairs, call.out, set(range(1, call.out.dim())))
+@rule("affine_grid_generator")
+def affine_grid(call: Call) -> Result:
+    """Axis 0 is the batch."""
+    theta = call.arg(0, "theta")
+    return carry(call, [(theta, {1, 2})], call.out, set(range(1, call.out.dim())))
+
+
+@rule("grid_sampler grid_sampler_2d grid_sampler_3d")
+def grid_sampler(call: Call) -> Result:
+    """A point of the grid gives a point of the result: it looks at all pixels of its channels."""
+    x, grid = call.arg(0, "input"), call.arg(1, "grid")
+    pixels: Places = [None] * (x.dim() - 2)
+    return gathered(call, [(x, [0, 1, *pixels]), (grid, [0, *range(2, x.dim()), None])], call.out)
 
 
 @rule("layer_norm rms_norm native_layer_norm _fused_rms_norm")
