@@ -130,6 +130,16 @@ def test_a_table_of_many_rows_that_cancels_with_its_head() -> None:
     assert contribution(total([outer, rows]), 0) <= 1 + 1e-6
 
 
+@pytest.mark.parametrize("t", [3, 41])
+def test_small_factors_that_cancel_meet_huge_ones(t: int) -> None:
+    """Squares of the small ones vanish, but not what their sums are off by."""
+    for seed in range(20):
+        torch.manual_seed(seed)
+        left, right = 1e-24 * torch.randn(1, t, 6), 1e16 * torch.randn(1, 1, 8).expand(1, t, 8)
+        left[:, -1] = -left[:, :-1].sum(1) * (1 + 1e-5)
+        assert contribution(Outer(left, right, torch.Size((6, 8))), 0) <= 1 + 1e-6
+
+
 # ------------------------------------------------------------------ half precision
 
 HALF = [torch.bfloat16, torch.float16]

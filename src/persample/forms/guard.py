@@ -55,6 +55,12 @@ def astray(t: int, run: int) -> float:
     return 8 + (run + t / max(run, 1)) / 5
 
 
+def lengths(rows: Tensor) -> Tensor:
+    """Numbers that lengths along the last axis do not exceed by much, also if squares vanish."""
+    found: Tensor = torch.linalg.vector_norm(rows, dim=-1)
+    return found.add_(math.sqrt(rows.shape[-1] * torch.finfo(found.dtype).tiny))
+
+
 def scaled(sizes: Tensor, a: int, b: int) -> Tensor:
     """Sums of products' sizes in units of what rounding of such lengths can hide of them."""
     return sizes * (_lost(a) + _lost(b))
@@ -148,7 +154,8 @@ def guarded(norms: Sequence[Unsure]) -> list[tuple[Tensor, Tensor]]:
     looked at together, and read back once. They are of one dtype and device.
     """
     found = torch.stack([each.found for each in norms])
-    off = torch.stack([rounded(each.energy, each.t, each.run) for each in norms])
+    # energy that vanished is not hidden: a small factor may have met a huge one
+    off = torch.stack([rounded(e.energy + e.hidden, e.t, e.run) for e in norms])
     unit = torch.finfo(found.dtype).eps
     sizes = found.new_tensor([units(each.a * each.b) for each in norms]).unsqueeze(1)
     slack = (unit * sizes * found).add_(torch.stack([each.hidden for each in norms]))

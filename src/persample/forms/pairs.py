@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .cost import BROADCAST, scratch, spans
 from .form import real, squared, wide
-from .guard import concealed, finer, hidden, scale_of, scaled
+from .guard import concealed, finer, hidden, lengths, scale_of, scaled
 from .sharing import products, rows_by_rows
 
 
@@ -60,7 +60,7 @@ def by_pairs(left: Tensor, right: Tensor, *, sure: bool) -> tuple[Tensor, Tensor
         blocks = _by_blocks(left, right)
         return blocks if sure else (*blocks[:2], scale_of(blocks[2]))
     found, energy, slack = [], [], []
-    lengths = left.shape[-1], right.shape[-1]
+    sides = left.shape[-1], right.shape[-1]
     for first, last in spans(n, item, 4 << 20):  # in cache
         some, other = widened(left, right, first, last)
         one, two = products(left, some, first, last), products(right, other, first, last)
@@ -68,10 +68,10 @@ def by_pairs(left: Tensor, right: Tensor, *, sure: bool) -> tuple[Tensor, Tensor
         found.append(_added(both).clamp_(min=0))
         energy.append(_added(both.diagonal(dim1=-2, dim2=-1)))
         if sure:
-            slack.append(hidden(one, two, *lengths))
+            slack.append(hidden(one, two, *sides))
         else:
             sizes: Tensor = torch.linalg.vector_norm(both.flatten(1), 1, dim=1)
-            slack.append(scaled(sizes, *lengths))
+            slack.append(scaled(sizes, *sides))
     if len(found) == 1:
         return found[0], energy[0], slack[0]
     if not found:
@@ -94,9 +94,9 @@ def _by_blocks(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         one, two = (f[0] for f in widened(left, right, i, i + 1))
         for row in range(0, t, side):
             mine, other = one[:, row : row + side], two[:, row : row + side]
-            lengths = [torch.linalg.vector_norm(f, dim=2) for f in (mine, other)]
-            energy[i] += (lengths[0] * lengths[1]).square_().sum()
-            traces[:, i] += torch.stack([each.square().sum(1) for each in lengths])
+            norms = [torch.linalg.vector_norm(f, dim=2) for f in (mine, other)]
+            energy[i] += (norms[0] * norms[1]).square_().sum()
+            traces[:, i] += torch.stack([each.square().sum(1) for each in norms])
             for column in range(row, t, side):
                 part, times = slice(column, column + side), 1 if row == column else 2
                 both = [rows_by_rows(m, f[:, part]) for m, f in ((mine, one), (other, two))]
@@ -128,7 +128,7 @@ def written_out(left: Tensor, right: Tensor) -> Tensor:
 
 def energies(left: Tensor, right: Tensor) -> Tensor:
     """Σₜ ‖lₜ‖²‖rₜ‖², the scale of what rounding can hide."""
-    one, two = (torch.linalg.vector_norm(f, dim=-1) for f in widened(left, right, 0, left.shape[0]))
+    one, two = (lengths(f) for f in widened(left, right, 0, left.shape[0]))
     return _added((one * two).square_())
 
 

@@ -11,7 +11,7 @@ from .correlation import by_positions, positions_pay, unfold_first
 from .cost import Plan, scratch, spans
 from .form import Form, double, real, squared, wide
 from .geometry import Geometry, unfold
-from .guard import Unsure, astray, guarded, restored, scale_of
+from .guard import Unsure, astray, guarded, lengths, restored, scale_of
 from .outer import Outer
 from .sketch import Sketch
 
@@ -203,7 +203,7 @@ class Patches(Form):
         """‖x‖‖g‖√taps of all groups, which no gradient exceeds however its positions cancel."""
         groups, dtype = self.geometry.groups, wide(self.dtype)
         x, grad = (f.to(dtype).flatten(1).unflatten(1, (groups, -1)) for f in (self.x, self.grad))
-        each = torch.linalg.vector_norm(x, dim=2) * torch.linalg.vector_norm(grad, dim=2)
+        each = lengths(x) * lengths(grad)
         each = each[:, 0] if groups == 1 else torch.linalg.vector_norm(each, dim=1)
         found: Tensor = each.view(-1, self.images).sum(1) * math.sqrt(self.shape[2:].numel())
         return found
