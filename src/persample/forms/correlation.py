@@ -16,6 +16,7 @@ from .cost import spans
 from .form import real, wide
 from .geometry import Geometry, unfold
 from .guard import hidden
+from .sharing import rows_by_rows
 
 
 def patch_products(
@@ -30,8 +31,8 @@ def patch_products(
     n, g = x.shape[:2]
     axes = len(kernel)
     spatial = x.shape[3:]
-    pixels = x.flatten(3)
-    products = torch.matmul(pixels.mT, pixels).view(n, g, *spatial, *spatial)
+    pixels = x.flatten(3).mT
+    products = rows_by_rows(pixels, pixels).view(n, g, *spatial, *spatial)
     for axis in range(axes):
         products = _summed(
             products, 2 + axis, 2 + axes + axis, kernel[axis], out[axis], stride[axis],
@@ -110,8 +111,8 @@ def by_positions(
     pixels = 0 if unfold_first(x, grad, shape) else x.shape[2:].numel()
     item = 4 * groups * (pixels + grad.shape[2:].numel()) ** 2
     for first, last in spans(n, item, 4 << 20):
-        some = grad[first:last].to(dtype).unflatten(1, (groups, -1)).flatten(3)
-        products = torch.matmul(some.mT, some)
+        some = grad[first:last].to(dtype).unflatten(1, (groups, -1)).flatten(3).mT
+        products = rows_by_rows(some, some)
         patches = _of_patches(x[first:last].to(dtype), grad, shape, geometry)
         slack[first:last] = hidden(products, patches, *lengths)
         products *= patches
@@ -122,7 +123,7 @@ def by_positions(
 
 def _of_patches(x: Tensor, grad: Tensor, shape: torch.Size, g: Geometry) -> Tensor:
     if unfold_first(x, grad, shape):
-        columns = unfold(x, shape[2:], g).unflatten(1, (g.groups, -1))
-        return torch.matmul(columns.mT, columns)
+        columns = unfold(x, shape[2:], g).unflatten(1, (g.groups, -1)).mT
+        return rows_by_rows(columns, columns)
     x = x.unflatten(1, (g.groups, -1))
     return patch_products(x, shape[2:], grad.shape[2:], g.stride, g.padding, g.dilation)

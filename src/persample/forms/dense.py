@@ -50,7 +50,8 @@ class Dense(Form):
 
     def sq_norms(self) -> Tensor:
         """Σ over the row's elements."""
-        if self.dtype.is_complex or self.dtype != wide(self.dtype):
+        wanted = wide(self.dtype)
+        if self.dtype.is_complex or self.dtype != wanted or not self.values.is_contiguous():
             return super().sq_norms()
         return squared(self.values)
 

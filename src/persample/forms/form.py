@@ -90,6 +90,8 @@ def added(tensors: Sequence[Tensor]) -> Tensor:
 def squared(rows: Tensor) -> Tensor:
     """‖rows[i]‖², in short runs: as accurate as squaring first, without writing the squares."""
     flat = flat_rows(rows)
+    if flat.stride(1) != 1:  # numbers that are not side by side would be added up in one lane
+        flat = flat.contiguous()
     whole = flat.shape[1] // RUN * RUN
     if not whole:
         size: Tensor = torch.linalg.vector_norm(flat, dim=1)

@@ -12,6 +12,8 @@ from torch import Tensor
 RUN = 4096  # squares that are added up in one go
 _DOUBT = {torch.float32: 400 * torch.finfo(torch.float32).eps, torch.float64: 1e-6}
 _NOTHING = 1e-20  # a squared norm that nobody clips to
+_BLOCK = 256  # terms that a matrix product adds up one after the other
+THIN = 16  # a result that is narrower is added up without blocks
 
 
 def units(size: int) -> float:
@@ -33,16 +35,40 @@ def finer(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def rounded(energy: Tensor, t: int) -> Tensor:
-    """What a sum of t terms with this energy may be off by."""
+def rounded(energy: Tensor, t: int, run: int) -> Tensor:
+    """What a sum of t terms with this energy may be off by, if so many are added in one go."""
     if t == 1:
         return torch.zeros_like(energy)
-    return (t * energy).sqrt_().mul_(8 * torch.finfo(energy.dtype).eps)
+    return (t * energy).sqrt_().mul_(astray(t, run) * torch.finfo(energy.dtype).eps)
 
 
-def scaled(energy: Tensor, a: int, b: int) -> Tensor:
-    """The energy in units of what rounding of products of these lengths can hide of it."""
-    return energy * (math.sqrt(a) + math.sqrt(b))
+def run_of(t: int, a: int, b: int) -> int:
+    """How many of t outer products are added up one after the other in a matrix (a, b)."""
+    return t if min(a, b) < THIN else min(t, _BLOCK)
+
+
+def astray(t: int, run: int) -> float:
+    """By how many units of its terms' sizes a sum of t terms in such runs may be off.
+
+    Terms that are alike are rounded alike: the sum goes astray by a fifth of a unit with each.
+    """
+    return 8 + (run + t / max(run, 1)) / 5
+
+
+def lengths(rows: Tensor) -> Tensor:
+    """Numbers that lengths along the last axis do not exceed by much, also if squares vanish."""
+    found: Tensor = torch.linalg.vector_norm(rows, dim=-1)
+    return found.add_(math.sqrt(rows.shape[-1] * torch.finfo(found.dtype).tiny))
+
+
+def scaled(sizes: Tensor, a: int, b: int) -> Tensor:
+    """Sums of products' sizes in units of what rounding of such lengths can hide of them."""
+    return sizes * (_lost(a) + _lost(b))
+
+
+def scale_of(hidden: Tensor) -> Tensor:
+    """The same from what can be hidden."""
+    return hidden * (2 / torch.finfo(hidden.dtype).eps)
 
 
 def hidden(one: Tensor, two: Tensor, a: int, b: int) -> Tensor:
@@ -78,7 +104,7 @@ def _lost(length: int) -> float:
 
     Terms are added one after the other in blocks of some hundred.
     """
-    return 4 + max(min(length, 512) / 8, math.sqrt(length) / 2)
+    return 4 + max(min(length, _BLOCK) / 4, math.sqrt(length) / 2)
 
 
 def doubts(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[bool]:
@@ -108,7 +134,7 @@ def restored(found: Tensor, scale: Tensor, exactly: Callable[[Tensor], Tensor]) 
 class Unsure(NamedTuple):
     """Squared norms from t positions of lengths a and b, and their energy.
 
-    ``hidden`` is what rounding may have taken from them.
+    ``hidden`` is what rounding may have taken from them. A sum adds ``run`` positions in one go.
     """
 
     found: Tensor
@@ -117,6 +143,7 @@ class Unsure(NamedTuple):
     a: int
     b: int
     t: int
+    run: int
     exactly: Callable[[Tensor], Tensor]
 
 
@@ -127,7 +154,8 @@ def guarded(norms: Sequence[Unsure]) -> list[tuple[Tensor, Tensor]]:
     looked at together, and read back once. They are of one dtype and device.
     """
     found = torch.stack([each.found for each in norms])
-    off = torch.stack([rounded(each.energy, each.t) for each in norms])
+    # energy that vanished is not hidden: a small factor may have met a huge one
+    off = torch.stack([rounded(e.energy + e.hidden, e.t, e.run) for e in norms])
     unit = torch.finfo(found.dtype).eps
     sizes = found.new_tensor([units(each.a * each.b) for each in norms]).unsqueeze(1)
     slack = (unit * sizes * found).add_(torch.stack([each.hidden for each in norms]))

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .dense import Dense
 from .form import Form
+from .masked import Masked
 from .walk import walk_rows
 
 
@@ -48,9 +48,8 @@ class Joint(Form):
         return Joint([f.narrowed(first, last) for f in self.forms], self.edges, self.parameter)
 
     def without(self, bad: Tensor) -> Form:
-        """Written out: nothing says that zeros stay zeros."""
-        rows = self.dense()
-        return Dense(rows.masked_fill(bad.view(-1, *[1] * len(self.shape)), 0))
+        """Zeros in the rows: nothing says that zeros stay zeros."""
+        return Masked(self, bad)
 
     def dense(self, first: int = 0, last: int | None = None) -> Tensor:
         """All rows in one batched backward pass where torch can, else row by row."""

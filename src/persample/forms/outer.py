@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .cost import Plan, cheapest, scratch, spans
 from .form import Form, real, squared, wide
-from .guard import Unsure, guarded, restored, rounded, scaled
+from .guard import Unsure, guarded, restored, rounded, run_of
 from .pairs import between, by_pairs, energies, matrices, weighted, widened, written_out
 from .sketch import Sketch
 
@@ -138,28 +138,19 @@ class Outer(Form):
         """Products of positions may cancel."""
         if self.dtype.is_complex:
             return super().estimated()
-        found, energy, _ = self._norms_and_energy(energy=False)
-        if energy is found:
-            return found, found
-        return found, scaled(energy, *self._lengths())
+        if self.t > 1 and self.plan().way == "gram":
+            found, _, scale = by_pairs(*self.given, sure=False)
+            return found, scale
+        if self.t > 1:
+            found = written_out(*self.given)
+        else:
+            left, right = self._squares()
+            found = self._over_blocks(left.mul_(right))
+        return found, found
 
     def exactly(self, which: Tensor) -> Tensor:
         """From factors in double precision."""
         return written_out(self.left[which].double(), self.right[which].double())
-
-    def _norms_and_energy(self, *, energy: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-        """‖gᵢ‖², Σₜ ‖lₜ‖²‖rₜ‖², the scale of what rounding can hide, and what it can hide."""
-        if self.t == 1:
-            left, right = self._squares()
-            found = self._over_blocks(left.mul_(right))
-            return found, found, None
-        if self.plan().way == "gram":
-            return by_pairs(*self.given, sure=energy)
-        found = written_out(*self.given)
-        if not energy:
-            return found, found, None
-        sizes = energies(*self.given)
-        return found, sizes, scaled(sizes, *self._lengths()) * (4 * torch.finfo(sizes.dtype).eps)
 
     def _squares(self) -> tuple[Tensor, Tensor]:
         """‖l‖² and ‖r‖² of the only position, for each block."""
@@ -173,7 +164,10 @@ class Outer(Form):
         """Some units of the sizes of all positions' terms, which may cancel."""
         if self.t <= 1:
             return super().rounding()
-        return rounded(energies(*self.given), self.t)
+        return self._astray(energies(*self.given))
+
+    def _astray(self, energy: Tensor) -> Tensor:
+        return rounded(energy, self.t, run_of(self.t, *self._lengths()))
 
     def measured(self) -> tuple[Tensor, Tensor]:
         """The norms plus what rounding can have hidden; doubtful ones again in double precision.
@@ -203,9 +197,14 @@ class Outer(Form):
         """Products of positions may cancel."""
         if self.t == 1 or self.dtype.is_complex:
             return None
-        found, energy, hidden = self._norms_and_energy(energy=True)
-        assert hidden is not None
-        return Unsure(found, energy, hidden, *self._lengths(), self.t, self.exactly)
+        if self.plan().way == "gram":
+            found, energy, hidden = by_pairs(*self.given, sure=True)
+        else:
+            found, energy = written_out(*self.given), energies(*self.given)
+            off = self._astray(energy)  # of the rows
+            hidden = (found.sqrt() * 2).add_(off).mul_(off)
+        a, b = self._lengths()
+        return Unsure(found, energy, hidden, a, b, self.t, run_of(self.t, a, b), self.exactly)
 
     def _lengths(self) -> tuple[int, int]:
         """Of the two factors."""

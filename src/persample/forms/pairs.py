@@ -9,8 +9,8 @@ from torch import Tensor
 
 from .cost import BROADCAST, scratch, spans
 from .form import real, squared, wide
-from .guard import concealed, finer, hidden
-from .sharing import products
+from .guard import concealed, finer, hidden, lengths, scale_of, scaled
+from .sharing import products, rows_by_rows
 
 
 def widened(left: Tensor, right: Tensor, first: int, last: int) -> tuple[Tensor, Tensor]:
@@ -49,13 +49,18 @@ def weighted(left: Tensor, right: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
     return left.flatten(0, 1), right.flatten(0, 1)
 
 
-def by_pairs(left: Tensor, right: Tensor, *, sure: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Σₜₛ ⟨lₜ, lₛ⟩⟨rₜ, rₛ⟩, its diagonal, the energy; if ``sure``, what rounding can hide."""
+def by_pairs(left: Tensor, right: Tensor, *, sure: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Σₜₛ ⟨lₜ, lₛ⟩⟨rₜ, rₛ⟩; its diagonal, the energy; what rounding can hide, if ``sure``.
+
+    Else the last is a scale of it: all terms without their signs.
+    """
     n, t = left.shape[0], left.shape[-2]
     item = 2 * left.shape[1:-1].numel() * t * wide(left.dtype).itemsize
     if item > scratch():
-        return _by_blocks(left, right)
+        blocks = _by_blocks(left, right)
+        return blocks if sure else (*blocks[:2], scale_of(blocks[2]))
     found, energy, slack = [], [], []
+    sides = left.shape[-1], right.shape[-1]
     for first, last in spans(n, item, 4 << 20):  # in cache
         some, other = widened(left, right, first, last)
         one, two = products(left, some, first, last), products(right, other, first, last)
@@ -63,13 +68,16 @@ def by_pairs(left: Tensor, right: Tensor, *, sure: bool) -> tuple[Tensor, Tensor
         found.append(_added(both).clamp_(min=0))
         energy.append(_added(both.diagonal(dim1=-2, dim2=-1)))
         if sure:
-            slack.append(hidden(one, two, left.shape[-1], right.shape[-1]))
+            slack.append(hidden(one, two, *sides))
+        else:
+            sizes: Tensor = torch.linalg.vector_norm(both.flatten(1), 1, dim=1)
+            slack.append(scaled(sizes, *sides))
     if len(found) == 1:
-        return found[0], energy[0], slack[0] if sure else None
+        return found[0], energy[0], slack[0]
     if not found:
         zeros = right.new_zeros(0, dtype=real(right.dtype))
         return zeros, zeros.clone(), zeros.clone()
-    return torch.cat(found), torch.cat(energy), torch.cat(slack) if sure else None
+    return torch.cat(found), torch.cat(energy), torch.cat(slack)
 
 
 def _by_blocks(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -86,12 +94,12 @@ def _by_blocks(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         one, two = (f[0] for f in widened(left, right, i, i + 1))
         for row in range(0, t, side):
             mine, other = one[:, row : row + side], two[:, row : row + side]
-            lengths = [torch.linalg.vector_norm(f, dim=2) for f in (mine, other)]
-            energy[i] += (lengths[0] * lengths[1]).square_().sum()
-            traces[:, i] += torch.stack([each.square().sum(1) for each in lengths])
+            norms = [torch.linalg.vector_norm(f, dim=2) for f in (mine, other)]
+            energy[i] += (norms[0] * norms[1]).square_().sum()
+            traces[:, i] += torch.stack([each.square().sum(1) for each in norms])
             for column in range(row, t, side):
                 part, times = slice(column, column + side), 1 if row == column else 2
-                both = [m @ f[:, part].mT for m, f in ((mine, one), (other, two))]
+                both = [rows_by_rows(m, f[:, part]) for m, f in ((mine, one), (other, two))]
                 sizes[:, i] += times * torch.stack([m.square().sum((1, 2)) for m in both])
                 found[i] += both[0].mul_(both[1]).sum() * times
     slack = concealed([*traces], [*sizes.sqrt_()], a, b, t)
@@ -120,7 +128,7 @@ def written_out(left: Tensor, right: Tensor) -> Tensor:
 
 def energies(left: Tensor, right: Tensor) -> Tensor:
     """Σₜ ‖lₜ‖²‖rₜ‖², the scale of what rounding can hide."""
-    one, two = (torch.linalg.vector_norm(f, dim=-1) for f in widened(left, right, 0, left.shape[0]))
+    one, two = (lengths(f) for f in widened(left, right, 0, left.shape[0]))
     return _added((one * two).square_())
 
 

@@ -11,11 +11,12 @@ from .correlation import by_positions, positions_pay, unfold_first
 from .cost import Plan, scratch, spans
 from .form import Form, double, real, squared, wide
 from .geometry import Geometry, unfold
-from .guard import Unsure, guarded, restored, scaled
+from .guard import Unsure, astray, guarded, lengths, restored, scale_of
 from .outer import Outer
 from .sketch import Sketch
 
 _COLUMNS = 8 << 20  # bytes of patches that are written out at once
+_LOOSE = 4e-2  # what rounding may add to a squared norm before it is taken again
 
 
 class Patches(Form):
@@ -161,8 +162,8 @@ class Patches(Form):
         if self.plan().way != "gram":
             found = self._by_rows()
             return found, found
-        found, energy, _ = by_positions(self.x, self.grad, self.shape, self.geometry)
-        return found, scaled(energy, *self._lengths())
+        found, _, hidden = by_positions(self.x, self.grad, self.shape, self.geometry)
+        return found, scale_of(hidden)
 
     def _lengths(self) -> tuple[int, int]:
         """Of one position's output gradient and patch."""
@@ -184,32 +185,37 @@ class Patches(Form):
         if self.plan().way == "gram":
             norms = by_positions(self.x, self.grad, self.shape, self.geometry)
             t = self.grad.shape[2:].numel()
-            unsure = Unsure(*norms, *self._lengths(), t, self.exactly)
+            unsure = Unsure(*norms, *self._lengths(), t, t, self.exactly)
             return unsure.found, guarded([unsure])[0][0]
         found, sizes = self.sq_norms(), self._sizes()
         unit = torch.finfo(found.dtype).eps
-        slack = 100 * unit * sizes
-        gap = 2 * found.sqrt() * slack + slack.square()
-        loose = gap > 1e-3 * found
+        off = self._astray() * unit * sizes  # of the rows, and of the sum
+        gap = 4 * (found.sqrt() + off) * off
+        loose = gap > _LOOSE * found
         bound = self.enlarged(found) + gap
-        if bool(loose.any()):  # the sum is rounded too: what it may be off by counts
+        if bool(loose.any()):
             which = loose.nonzero().flatten()
             exact = (self.exactly(which) * (1 + 1e-6)).to(bound.dtype)
-            bound[which] = (exact.sqrt() + 8 * unit * sizes[which]).square()
+            bound[which] = (exact.sqrt() + off[which]).square()
         return found, bound
 
     def _sizes(self) -> Tensor:
         """‖x‖‖g‖√taps of all groups, which no gradient exceeds however its positions cancel."""
         groups, dtype = self.geometry.groups, wide(self.dtype)
         x, grad = (f.to(dtype).flatten(1).unflatten(1, (groups, -1)) for f in (self.x, self.grad))
-        each = torch.linalg.vector_norm(x, dim=2) * torch.linalg.vector_norm(grad, dim=2)
+        each = lengths(x) * lengths(grad)
         each = each[:, 0] if groups == 1 else torch.linalg.vector_norm(each, dim=1)
         found: Tensor = each.view(-1, self.images).sum(1) * math.sqrt(self.shape[2:].numel())
         return found
 
     def rounding(self) -> Tensor:
         """Some units of the sizes of all positions' terms."""
-        return 8 * torch.finfo(real(self.dtype)).eps * self._sizes()
+        return self._astray() * torch.finfo(real(self.dtype)).eps * self._sizes()
+
+    def _astray(self) -> float:
+        """Units by which a sum of all positions may be off: torch adds them one after the other."""
+        spatial = (self.x if self.geometry.transposed else self.grad).shape[2:].numel()
+        return astray(self.images * spatial, self.images * spatial)
 
     def exactly(self, which: Tensor) -> Tensor:
         """‖gᵢ‖² of a few samples from rows in double precision."""

@@ -6,6 +6,7 @@ form of their own size, and the table's is nothing but its rows in their places.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterator
 
 import torch
@@ -16,6 +17,7 @@ from .dense import Dense
 from .form import Form, added, wide
 from .guard import Unsure
 from .mapped import Mapped
+from .masked import Masked
 from .rows import Rows
 from .sketch import Sketch
 
@@ -44,6 +46,10 @@ class Picked(Mapped):
     def map(self) -> Hashable:
         """The look-up."""
         return Picked, self.key
+
+    def without(self, bad: Tensor) -> Picked:
+        """Zero gradients for some samples."""
+        return self.of(self.form.without(bad) if self.distinct else Masked(self.form, bad))
 
     def owns(self, rows: Tensor) -> bool:
         """Dense rows have their own memory."""
@@ -135,12 +141,18 @@ class Picked(Mapped):
         """Norms, bounds and rounding from the same rows."""
         if self.distinct:
             return self.form.certified()
-        each = self._each(lambda rows: torch.stack(rows.certified(), 1))
-        return each[:, 0].clone(), each[:, 1].clone(), each[:, 2].clone()
+        found, bound, off = self._each(lambda rows: torch.stack(rows.certified(), 1)).unbind(1)
+        more = self._more()  # rows of the inner form are rounded before they are added up
+        return found.clone(), (bound.sqrt() + 2 * more).square_(), off + more
+
+    def _more(self) -> Tensor:
+        """What rounding of picked rows may come to where several are added up."""
+        most = torch.bincount(self.index).max() if self.index.numel() else 0
+        return self.form.rounding() * math.sqrt(int(most))
 
     def rounding(self) -> Tensor:
         """That of the picked rows, or of their segment sums."""
-        return self.form.rounding() if self.distinct else self._each(lambda rows: rows.rounding())
+        return self.form.rounding() if self.distinct else self.certified()[2]
 
     # ------------------------------------------------------------------ sums and products
 

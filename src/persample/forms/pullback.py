@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .form import Form, lift, wide
 from .mapped import Mapped
+from .masked import Masked
 from .walk import ends, walk
 
 
@@ -37,6 +38,10 @@ class Pullback(Mapped):
     def map(self) -> Hashable:
         """Where the derived tensor comes from."""
         return Pullback, id(self.edge.node), self.edge.output_nr, self.form.shape, self.derived
+
+    def without(self, bad: Tensor) -> Pullback:
+        """Zero gradients for some samples."""
+        return self.of(Masked(self.form, bad))
 
     def row_bytes(self) -> int:
         """A row of the derived tensor and one of the parameter."""

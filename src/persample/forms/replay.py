@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .dense import Dense
 from .form import Form, wide
+from .masked import Masked
 
 
 class Replay(Form):
@@ -47,20 +48,8 @@ class Replay(Form):
         return Dense(self.dense(first, last))
 
     def without(self, bad: Tensor) -> Form:
-        """Written out with zeros: a backward pass over non-finite data would spread them."""
-        keep = ~bad.view(-1, *[1] * len(self.shape))
-        rows = self._rows
-
-        def kept(first: int, last: int) -> Tensor:
-            found = rows(first, last)
-            return torch.where(keep[first:last], found, torch.zeros_like(found))
-
-        def added(c: Tensor) -> Tensor:
-            return Form.weighted_sum(form, c)
-
-        form = Replay(kept, added, self.n, torch.empty(0), self._held)
-        form.shape, form.dtype, form.device = self.shape, self.dtype, self.device
-        return form
+        """Zeros in the rows: a backward pass over data that are not finite would spread them."""
+        return Masked(self, bad)
 
     def certain_sum(self, c: Tensor) -> Tensor:
         """From the rows: a backward pass over all samples at once would round differently."""

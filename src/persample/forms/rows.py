@@ -76,8 +76,13 @@ class Rows(Form):
 
     def dense(self, first: int = 0, last: int | None = None) -> Tensor:
         """Rows added into zeros."""
+        return self.wide_dense(first, last).to(self.dtype)
+
+    def wide_dense(self, first: int = 0, last: int | None = None) -> Tensor:
+        """Added up in float32 at least."""
         count = (self.n if last is None else last) - first
-        return self.add_to(self.values.new_zeros(count, *self.shape), first, last)
+        out = self.values.new_zeros(count, *self.shape, dtype=wide(self.dtype))
+        return self.add_to(out, first, last)
 
     def owns(self, rows: Tensor) -> bool:
         """Dense rows have their own memory."""
@@ -115,8 +120,17 @@ class Rows(Form):
         """Cleared, then added into; a buffer of ours is cleared only where we wrote."""
         if out.dtype != self.dtype or not out.is_contiguous() or out.is_inference():
             return super().write(out)  # inference tensors count no versions
-        v, d = self.shape
-        return written_again(out, out.view(self.n * v, d), self._keys(), self.values)
+        table, keys, values = out.view(self.n * self.shape[0], self.shape[1]), *self._added()
+        return written_again(out, table, keys, values)
+
+    def _added(self) -> tuple[Tensor, Tensor]:
+        """Keys and values; those of one key are added up before they are rounded."""
+        if self.dtype == wide(self.dtype):
+            return self._keys(), self.values
+        keys, where = torch.unique(self._keys(), return_inverse=True)
+        values = self.values.to(wide(self.dtype))
+        total = values.new_zeros(keys.numel(), values.shape[1]).index_add_(0, where, values)
+        return keys, total.to(self.dtype)
 
     def _copies(self) -> int:
         """Scratch memory for segment sums and widened values."""
@@ -137,7 +151,7 @@ class Rows(Form):
             found = squared(values)
             return found, torch.zeros_like(found)
         keys, where, counts = torch.unique(self._keys(), return_inverse=True, return_counts=True)
-        lengths: Tensor = torch.linalg.vector_norm(values, dim=1)
+        lengths = squared(values).sqrt_()
         alone: Tensor | float = 0.0
         if self._few(self.index.numel() - keys.numel()):  # only these have to be added
             several = counts > 1
@@ -150,7 +164,7 @@ class Rows(Form):
         total = values.new_zeros(keys.numel(), values.shape[1]).index_add_(0, where, values)
         lengths = lengths.new_zeros(keys.numel()).index_add_(0, where, lengths)
         lengths.mul_((16 + counts / 2) * torch.finfo(lengths.dtype).eps)
-        both = torch.stack([torch.linalg.vector_norm(total, dim=1), lengths], 1).square_()
+        both = torch.stack([squared(total), lengths.square_()], 1)
         dtype = finer(self.device)
         each = both.new_zeros(self.n, 2, dtype=dtype).index_add_(0, keys // v, both.to(dtype))
         each[:, 0] += alone
@@ -192,7 +206,8 @@ class Rows(Form):
             return found, bound, off
         found, off = self._sizes()
         off = off.sqrt()
-        return found, (enlarged(found, self.shape[1]).sqrt() + off).square(), off
+        # the sum is rounded too, in another way: its values have been scaled
+        return found, (enlarged(found, self.shape[1]).sqrt() + 2 * off).square(), off
 
     def weighted_sum(self, c: Tensor) -> Tensor:
         """One index_add."""

@@ -23,6 +23,7 @@ from .sketch import Sketch
 
 _TILE = 4 << 20  # bytes of rows that stay in cache between two passes
 _LOOSE = 4e-3  # what rounding may add to a squared norm before it is taken again
+_LOOSER = 4e-2  # the same of convolutions, which take longer
 
 
 class Scaled(Mapped):
@@ -171,11 +172,11 @@ class Scaled(Mapped):
     def _certified_rows(self) -> tuple[Tensor, Tensor, Tensor]:
         """Rows are rounded as sums are; doubtful samples again in double precision."""
         found, off = self._by_rows(), self.rounding()
-        # rows of convolutions are added up in blocks of positions
-        slack = (12.5 if isinstance(self.form, Patches) else 2) * off
+        slack = 2 * off
         gap = 2 * found.sqrt() * slack + slack.square()
         bound = self.enlarged(found) + gap
-        which = (gap > _LOOSE * found).nonzero().flatten()
+        loose = _LOOSER if isinstance(self.form, Patches) else _LOOSE
+        which = (gap > loose * found).nonzero().flatten()
         if which.numel() and self.certain:
             exact = self.exactly(which)
             found[which] = exact.to(found.dtype)

@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 
 from .cost import scratch
+from .guard import THIN
 
 Key = tuple[Any, ...]
+_LONG = 256
 
 
 class Shared:
@@ -65,9 +67,28 @@ def products(factor: Tensor, part: Tensor, first: int, last: int) -> Tensor:
 
 
 def _squared(part: Tensor) -> Tensor:
-    if part.dim() == 3:  # matmul would look for axes to broadcast
-        return torch.bmm(part, part.mT)
-    return torch.matmul(part, part.mT)
+    return rows_by_rows(part, part)
+
+
+def rows_by_rows(one: Tensor, two: Tensor) -> Tensor:
+    """⟨row t, row s⟩ of matrices (…, t, a) and (…, s, a).
+
+    Products of few rows are added up in one go, however long they are: long ones are cut.
+    """
+    length = one.shape[-1]
+    if length > _LONG and min(one.shape[-2], two.shape[-2]) < THIN:
+        whole = length // _LONG * _LONG
+        cut = [
+            f[..., :whole].unflatten(-1, (-1, _LONG)).transpose(-2, -3).contiguous()
+            for f in ((one,) if one is two else (one, two))
+        ]
+        found = torch.matmul(cut[0], cut[-1].mT).sum(-3)
+        if whole < length:
+            found += torch.matmul(one[..., whole:], two[..., whole:].mT)
+        return found
+    if one.dim() == two.dim() == 3:  # matmul would look for axes to broadcast
+        return torch.bmm(one, two.mT)
+    return torch.matmul(one, two.mT)
 
 
 def _key(factor: Tensor) -> Key:

@@ -14,6 +14,7 @@ from .form import Form, added, wide
 from .guard import restored
 from .joint import Joint, joined
 from .mapped import Mapped
+from .masked import Masked
 from .outer import Outer
 from .part import Part
 from .picked import Picked
@@ -162,7 +163,8 @@ class Total(Form):
             bound += one * two / (128 * unit)
             self._write_out(bound > found * (1 + 1e-3), found, bound)
         # the sum is rounded part by part, and so are the rows that the norm was taken of
-        return found, (bound.sqrt() + 2 * added([p[2] for p in parts])).square()
+        off = added([p[2] for p in parts]) * 2 + 8 * unit * sizes
+        return found, (bound.sqrt() + off).square()
 
     def rounding(self) -> Tensor:
         """That of all parts."""
@@ -220,7 +222,7 @@ def total(forms: list[Form]) -> Form:
     if tables:
         merged.append(tables[0] if len(tables) == 1 else concatenated_rows(tables))
     if dense:
-        merged.append(dense[0] if len(dense) == 1 else Dense(added([d.values for d in dense])))
+        merged.append(dense[0] if len(dense) == 1 else _added(dense))
     for alike in mapped.values():
         sums = alike[0].of(total([f.form for f in alike])) if len(alike) > 1 else alike[0]
         merged.append(sums)
@@ -233,6 +235,11 @@ def total(forms: list[Form]) -> Form:
     return merged[0] if len(merged) == 1 else Total(merged)
 
 
+def _added(dense: list[Dense]) -> Dense:
+    """Rows of several uses, in float32 at least."""
+    return Dense(added([d.values.to(wide(d.dtype)) for d in dense]))
+
+
 def _rounded_unseen(form: Form) -> bool:
     """Whether nothing tells how a form's rows are rounded."""
     if isinstance(form, Part):
@@ -241,7 +248,7 @@ def _rounded_unseen(form: Form) -> bool:
         return not form.certain or _rounded_unseen(form.form)
     if isinstance(form, Pieces):
         return any(_rounded_unseen(part) for part in form.parts)
-    return isinstance(form, (Joint, Pullback, Replay))
+    return isinstance(form, (Joint, Masked, Pullback, Replay))
 
 
 def _unfolded(forms: list[Form]) -> Iterator[Form]:

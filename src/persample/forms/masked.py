@@ -1,0 +1,61 @@
+"""The rows of a form, without those of some samples."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .form import Form
+
+
+class Masked(Form):
+    """Zero for ``bad`` samples; the others' rows are computed as they are with them.
+
+    What is computed in another way is rounded in another way: norms were taken of these very rows.
+    """
+
+    __slots__ = ("bad", "form")
+
+    def __init__(self, form: Form, bad: Tensor) -> None:
+        super().__init__(form.n, form.shape, form.dtype, form.device)
+        self.form, self.bad = form, bad
+
+    def tensors(self) -> list[Tensor]:
+        """What the rows are made of."""
+        return self.form.tensors()
+
+    def owns(self, rows: Tensor) -> bool:
+        """Rows with zeros in them are new memory."""
+        return False
+
+    def nbytes(self) -> int:
+        """Bytes of the form."""
+        return self.form.nbytes()
+
+    def work(self) -> int:
+        """That of the form."""
+        return self.form.work()
+
+    def row_bytes(self) -> int:
+        """As before, so that as many rows are computed at a time."""
+        return self.form.row_bytes()
+
+    def without(self, bad: Tensor) -> Masked:
+        """Zero for more samples."""
+        return Masked(self.form, self.bad | bad)
+
+    def narrowed(self, first: int, last: int) -> Masked:
+        """Some of the samples."""
+        return Masked(self.form.narrowed(first, last), self.bad[first:last])
+
+    def dense(self, first: int = 0, last: int | None = None) -> Tensor:
+        """The form's rows, some of them zero."""
+        return self._cleared(self.form.dense(first, last), first, last)
+
+    def wide_dense(self, first: int = 0, last: int | None = None) -> Tensor:
+        """The form's wide rows, some of them zero."""
+        return self._cleared(self.form.wide_dense(first, last), first, last)
+
+    def _cleared(self, rows: Tensor, first: int, last: int | None) -> Tensor:
+        bad = self.bad[first:last].view(-1, *[1] * len(self.shape))
+        return torch.where(bad, torch.zeros((), dtype=rows.dtype, device=rows.device), rows)
