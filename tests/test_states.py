@@ -155,7 +155,7 @@ def test_inputs_of_a_lean_recording_may_not_be_refilled() -> None:
     x.numpy()[:] = 1.0
     assert torch.equal(tape.norms(), before)
     with pytest.raises(
-        persample.StaleError, match="a parameter, an input or a constant was modified"
+        persample.StaleError, match="a parameter, an input, a result or a constant was modified"
     ):
         tape.clipped_sum(1.0)
 

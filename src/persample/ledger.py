@@ -168,7 +168,7 @@ class Ledger(Intake):
         if self.values and self.behind:
             self.recorder.parameters.expect_no_hooks()  # they would see what passes there
         if any(values.changed() for values in self.values):
-            inputs = "" if self.lean is None else ", an input"
+            inputs = "" if self.lean is None else ", an input, a result"
             raise stepped(f"a parameter{inputs} or a constant")
 
     def ready(self) -> None:
