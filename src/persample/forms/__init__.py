@@ -8,6 +8,7 @@ from .geometry import Geometry
 from .guard import Unsure, doubts, guarded, restored
 from .joint import Joint
 from .keeping import kept_rows
+from .merging import total
 from .outer import Outer
 from .part import Part
 from .patches import Patches
@@ -23,7 +24,7 @@ from .shares import shares
 from .sharing import sharing
 from .sketch import Sketch, kept_sketch
 from .together import Together, together
-from .total import Total, total
+from .total import Total
 
 __all__ = [
     "BUDGET",

@@ -14,9 +14,10 @@ from torch import Tensor
 from .cost import scratch, spans
 from .dense import Dense
 from .form import Form, wide
+from .merging import total
 from .picked import Picked
 from .pullback import Pullback
-from .total import Total, total
+from .total import Total
 from .walk import walk_rows
 
 

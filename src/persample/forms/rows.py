@@ -7,12 +7,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from .cost import PICKED, Plan, scratch, spans
-from .form import Form, real, squared, wide
-from .guard import enlarged, finer
+from .cost import Plan, scratch, spans
+from .form import Form, real, wide
+from .guard import enlarged
 from .matches import matched
 from .outer import Outer
 from .reused import written_again
+from .segments import segments, sizes, summed
 from .sketch import Sketch
 
 _RUN = 256 << 10  # bytes of values that stay in cache while they are copied and added
@@ -39,10 +40,10 @@ class Rows(Form):
         """The sample of every row."""
         if self._sample is None:
             samples = torch.arange(self.n, device=self.device)
-            self._sample = samples.repeat_interleave(self._each())
+            self._sample = samples.repeat_interleave(self.each())
         return self._sample
 
-    def _each(self) -> int:
+    def each(self) -> int:
         """How many rows a sample has, if all have equally many."""
         return self.index.numel() // max(self.n, 1)
 
@@ -68,7 +69,7 @@ class Rows(Form):
     def narrowed(self, first: int, last: int) -> Rows:
         """Some samples' rows."""
         if self.even:
-            part = slice(first * self._each(), last * self._each())
+            part = slice(first * self.each(), last * self.each())
             return Rows(None, self.index[part], self.values[part], last - first, self.shape)
         keep = (self.sample >= first) & (self.sample < last)
         mine = self.sample[keep] - first
@@ -95,15 +96,15 @@ class Rows(Form):
             part = self.narrowed(first, self.n if last is None else last)
         flat, values = out.view(part.n * self.shape[0], self.shape[1]), part.values.to(out.dtype)
         if not part.even:
-            flat.index_add_(0, part._keys(), values)
+            flat.index_add_(0, part.keys(), values)
             return out
-        index, starts, each = *part._spread(), part._each()
+        index, starts, each = *part._spread(), part.each()
         for start, stop in spans(part.n, each * self.shape[1] * out.element_size(), _RUN):
             some = slice(start * each, stop * each)
             flat.index_add_(0, (index[start:stop] + starts[start:stop]).view(-1), values[some])
         return out
 
-    def _keys(self) -> Tensor:
+    def keys(self) -> Tensor:
         """One number for every (sample, index)."""
         if not self.even:
             return torch.add(self.index, self.sample, alpha=self.shape[0])
@@ -114,23 +115,14 @@ class Rows(Form):
         """The index of each sample's rows, (n, r / n), and where its table begins, (n, 1)."""
         v = self.shape[0]
         starts = torch.arange(0, self.n * v, max(v, 1), device=self.device).unsqueeze(1)
-        return self.index.view(self.n, self._each()), starts
+        return self.index.view(self.n, self.each()), starts
 
     def write(self, out: Tensor) -> Tensor:
         """Cleared, then added into; a buffer of ours is cleared only where we wrote."""
         if out.dtype != self.dtype or not out.is_contiguous() or out.is_inference():
             return super().write(out)  # inference tensors count no versions
-        table, keys, values = out.view(self.n * self.shape[0], self.shape[1]), *self._added()
+        table, keys, values = out.view(self.n * self.shape[0], self.shape[1]), *summed(self)
         return written_again(out, table, keys, values)
-
-    def _added(self) -> tuple[Tensor, Tensor]:
-        """Keys and values; those of one key are added up before they are rounded."""
-        if self.dtype == wide(self.dtype):
-            return self._keys(), self.values
-        keys, where = torch.unique(self._keys(), return_inverse=True)
-        values = self.values.to(wide(self.dtype))
-        total = values.new_zeros(keys.numel(), values.shape[1]).index_add_(0, where, values)
-        return keys, total.to(self.dtype)
 
     def _copies(self) -> int:
         """Scratch memory for segment sums and widened values."""
@@ -141,53 +133,12 @@ class Rows(Form):
         item = self._copies() // max(self.n, 1)
         return Plan("segments", self.values.numel(), self._copies(), item, self.n)
 
-    def _sizes(self) -> tuple[Tensor, Tensor]:
-        """‖Σ‖² of rows with equal (sample, index), and the square of what it may be off by.
-
-        Both are added up for every sample. One large row swallows all small ones after it.
-        """
-        v, values = self.shape[0], self.values.to(wide(self.dtype))
-        if self.even and self._each() == 1:  # nothing to add: an id for each sample
-            found = squared(values)
-            return found, torch.zeros_like(found)
-        keys, where, counts = torch.unique(self._keys(), return_inverse=True, return_counts=True)
-        lengths = squared(values).sqrt_()
-        alone: Tensor | float = 0.0
-        if self._few(self.index.numel() - keys.numel()):  # only these have to be added
-            several = counts > 1
-            again = several[where]
-            alone = self._per_sample(lengths.square().masked_fill_(again, 0))
-            which = again.nonzero().flatten()
-            values, lengths, keys = values[which], lengths[which], keys[several]
-            counts = counts[several]
-            where = (several.cumsum(0) - 1)[where[which]]
-        total = values.new_zeros(keys.numel(), values.shape[1]).index_add_(0, where, values)
-        lengths = lengths.new_zeros(keys.numel()).index_add_(0, where, lengths)
-        lengths.mul_((16 + counts / 2) * torch.finfo(lengths.dtype).eps)
-        both = torch.stack([squared(total), lengths.square_()], 1)
-        dtype = finer(self.device)
-        each = both.new_zeros(self.n, 2, dtype=dtype).index_add_(0, keys // v, both.to(dtype))
-        each[:, 0] += alone
-        each = each.to(both.dtype)
-        return each[:, 0], each[:, 1]
-
-    def _per_sample(self, each: Tensor) -> Tensor:
-        """One number for every row, added up for every sample."""
-        dtype = finer(self.device)
-        if self.even:
-            return each.view(self.n, self._each()).sum(1, dtype=dtype)
-        return each.new_zeros(self.n, dtype=dtype).index_add_(0, self.sample, each.to(dtype))
-
-    def _few(self, again: int) -> bool:
-        """Whether indices that occur again are worth being picked out."""
-        return 16 * again < self.index.numel() and self.values.numel() > PICKED
-
     def sq_norms(self) -> Tensor:
         """Segment sums: linear in the number of rows."""
         if self.n > 1 and self._copies() > scratch():
             runs = spans(self.n, self._copies() // self.n)
             return torch.cat([self.narrowed(*run).sq_norms() for run in runs])
-        return self._sizes()[0]
+        return sizes(self)[0]
 
     def rounding(self) -> Tensor:
         """Some units of the sizes of rows of one index."""
@@ -204,7 +155,7 @@ class Rows(Form):
             parts = [self.narrowed(*run).certified() for run in runs]
             found, bound, off = (torch.cat(each) for each in zip(*parts, strict=True))
             return found, bound, off
-        found, off = self._sizes()
+        found, off = sizes(self)
         off = off.sqrt()
         # the sum is rounded too, in another way: its values have been scaled
         return found, (enlarged(found, self.shape[1]).sqrt() + 2 * off).square(), off
@@ -215,7 +166,7 @@ class Rows(Form):
 
     def add_sum(self, out: Tensor, c: Tensor) -> Tensor:
         """Σᵢ cᵢ gᵢ added to what is there."""
-        c, each = c.to(out.dtype), self._each() if self.even else 1
+        c, each = c.to(out.dtype), self.each() if self.even else 1
         weights = (c if self.even else c[self.sample]).view(-1, 1, 1)
         values = self.values.view(weights.shape[0], each, self.values.shape[1])
         for first, last in spans(weights.shape[0], each * values.shape[2] * out.itemsize, _RUN):
@@ -261,7 +212,7 @@ class Rows(Form):
         dtype = torch.complex128 if self.dtype.is_complex else torch.float64
         first = torch.zeros(self.shape, dtype=dtype, device=self.device)
         second = torch.zeros(self.shape, dtype=torch.float64, device=self.device)
-        for index, total in self._segments(dtype):
+        for index, total in segments(self, dtype):
             first.index_add_(0, index, total)
             second.index_add_(0, index, total.abs().square_())
         return first, second
@@ -269,18 +220,9 @@ class Rows(Form):
     def sum_of_squares(self) -> Tensor:
         """From segment sums."""
         out = torch.zeros(self.shape, dtype=real(self.dtype), device=self.device)
-        for index, total in self._segments(wide(self.dtype)):
+        for index, total in segments(self, wide(self.dtype)):
             out.index_add_(0, index, total.abs().square_())
         return out
-
-    def _segments(self, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
-        """Sums of rows with equal (sample, index) and their indices, a few samples at a time."""
-        each = 3 * self.values.numel() * dtype.itemsize // max(self.n, 1)
-        for first, last in spans(self.n, each):
-            part = self if last - first == self.n else self.narrowed(first, last)
-            keys, where = torch.unique(part._keys(), return_inverse=True)
-            total = torch.zeros(keys.numel(), self.shape[1], dtype=dtype, device=self.device)
-            yield keys % self.shape[0], total.index_add_(0, where, part.values.to(dtype))
 
     def dots(self, other: Form) -> Tensor:
         """Row by row, or in a table of the indices that occur: others are zero on one side."""
@@ -314,7 +256,7 @@ class Rows(Form):
         """
         dtype = wide(self.dtype)
         out = self.values.new_zeros(self.n, dtype=real(self.dtype))
-        count = self._each()
+        count = self.each()
         fits = 2 * self.n * outer.t * count * dtype.itemsize <= scratch()
         if fits and self.dtype == outer.dtype == dtype and self.even:
             index = self.index.view(self.n, 1, count).expand(-1, outer.t, -1)
@@ -340,7 +282,7 @@ def concatenated_rows(forms: list[Rows]) -> Rows:
     n, shape = forms[0].n, forms[0].shape
     if n and all(f.even for f in forms):
         index = torch.cat([f.index.view(n, -1) for f in forms], 1).view(-1)
-        values = torch.cat([f.values.unflatten(0, (n, f._each())) for f in forms], 1)
+        values = torch.cat([f.values.unflatten(0, (n, f.each())) for f in forms], 1)
         return Rows(None, index, values.flatten(0, 1), n, shape)
     return Rows(
         torch.cat([f.sample for f in forms]),

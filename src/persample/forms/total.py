@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from .apart import Apart, side_by_side
-from .cost import Plan, all_of, scratch
-from .dense import Dense
+from .cost import Plan, all_of
 from .form import Form, added, wide
 from .guard import restored
-from .joint import Joint, joined
-from .mapped import Mapped
+from .joint import Joint
 from .masked import Masked
 from .outer import Outer
 from .part import Part
-from .picked import Picked
-from .pieces import Pieces, disjoint
+from .pieces import Pieces
 from .pullback import Pullback
 from .replay import Replay
-from .rows import Rows, concatenated_rows
+from .rows import Rows
 from .scaled import Scaled
 from .sketch import Sketch
 
@@ -189,57 +185,6 @@ class Total(Form):
         return None
 
 
-def total(forms: list[Form]) -> Form:
-    """One form for one parameter: equal kinds are merged first."""
-    if len(forms) == 1:
-        return forms[0]
-    merged: list[Form] = []
-    outers: dict[tuple[int, ...], list[Outer]] = {}
-    tables: list[Rows] = []
-    dense: list[Dense] = []
-    joint: list[Joint] = []
-    apart: dict[int, list[Form]] = {}
-    mapped: dict[Hashable, list[Mapped]] = {}
-    for form in _unfolded(forms):
-        if isinstance(form, Apart):
-            for i, part in form.parts.items():
-                apart.setdefault(i, []).append(part)
-        elif isinstance(form, Outer):
-            outers.setdefault(form.key(), []).append(form)
-        elif isinstance(form, Rows):
-            tables.append(form)
-        elif isinstance(form, Dense):
-            dense.append(form)
-        elif isinstance(form, Joint):
-            joint.append(form)
-        elif isinstance(form, Mapped):
-            mapped.setdefault(form.map(), []).append(form)
-        else:
-            merged.append(form)
-    for group in outers.values():
-        merged.append(group[0] if len(group) == 1 else _concatenated(group))
-    tables = tables + _as_tables(mapped, known=bool(tables))
-    if tables:
-        merged.append(tables[0] if len(tables) == 1 else concatenated_rows(tables))
-    if dense:
-        merged.append(dense[0] if len(dense) == 1 else _added(dense))
-    for alike in mapped.values():
-        sums = alike[0].of(total([f.form for f in alike])) if len(alike) > 1 else alike[0]
-        merged.append(sums)
-    if joint:
-        merged.append(joined(joint))
-    if apart:
-        own = {i: total(parts) for i, parts in sorted(apart.items())}
-        merged.append(side_by_side(own, forms[0].n))
-    merged = _pieced(merged)
-    return merged[0] if len(merged) == 1 else Total(merged)
-
-
-def _added(dense: list[Dense]) -> Dense:
-    """Rows of several uses, in float32 at least."""
-    return Dense(added([d.values.to(wide(d.dtype)) for d in dense]))
-
-
 def _rounded_unseen(form: Form) -> bool:
     """Whether nothing tells how a form's rows are rounded."""
     if isinstance(form, Part):
@@ -251,89 +196,8 @@ def _rounded_unseen(form: Form) -> bool:
     return isinstance(form, (Joint, Masked, Pullback, Replay))
 
 
-def _unfolded(forms: list[Form]) -> Iterator[Form]:
-    """Pieces one by one: those of several uses may be of the same places."""
-    for form in forms:
-        if isinstance(form, Pieces):
-            yield from form.parts
-        else:
-            yield _turned(form)
-
-
-def _turned(form: Form) -> Form:
-    """Products of a transposed matrix as those of the matrix: factors in the other order.
-
-    An autoencoder that uses its weight both ways has two uses of one kind then.
-    """
-    if not isinstance(form, Part) or not isinstance(form.form, Outer) or form.offset:
-        return form
-    whole = torch.empty(form.shape, device="meta")
-    if whole.dim() < 2 or whole.mT.shape != form.view or whole.mT.stride() != form.strides:
-        return form
-    left, right = form.form.given
-    if (left.shape[-1], right.shape[-1]) != tuple(form.view[-2:]):
-        return form  # their lengths are those of other axes
-    return Turned(right, left, form.shape)
-
-
-class Turned(Outer):
-    """Products of a matrix's transpose: inputs are on the side of others' output gradients."""
-
-    __slots__ = ()
-
-
-def _balanced(form: Outer) -> Outer:
-    """The same products from factors of about one size, sample by sample.
-
-    Output gradients are small and inputs large. Side by side, what rounding may hide in the large
-    ones' products would seem to matter. Powers of two change no digit.
-    """
-    left, right = form.given
-    if form.dtype != wide(form.dtype) or form.dtype.is_complex:
-        return form
-    sizes = [torch.linalg.vector_norm(f.flatten(1), dim=1) for f in (left, right)]
-    power = ((sizes[1].log2() - sizes[0].log2()) / 2).round().nan_to_num(0, 0, 0).clamp(-30, 30)
-    up = power.exp2().view(-1, *[1] * (left.dim() - 1))
-    return Outer(left * up, right / up, form.shape)
-
-
-def _as_tables(mapped: dict[Hashable, list[Mapped]], *, known: bool) -> list[Rows]:
-    """Picked rows written out, where others of the same table are known and the budget allows.
-
-    Without it, rows of the whole table would have to be written out, two at least.
-    """
-    picked = {key: alike for key, alike in mapped.items() if isinstance(alike[0], Picked)}
-    each = [f for alike in picked.values() for f in alike]
-    size = sum(2 * f.n * f.form.size * wide(f.dtype).itemsize for f in each)
-    if len(picked) + known < 2:
-        return []
-    if size > max(scratch(), 2 * each[0].size * wide(each[0].dtype).itemsize):
-        return []
-    groups = [mapped.pop(key) for key in picked]
-    return [f.table() for alike in groups for f in alike if isinstance(f, Picked)]
-
-
-def _pieced(forms: list[Form]) -> list[Form]:
-    """Pieces that do not overlap as one form."""
-    parts = [f for f in forms if isinstance(f, Part)]
-    if len(parts) < 2 or not disjoint(parts):
-        return forms
-    return [*(f for f in forms if not isinstance(f, Part)), Pieces(parts)]
-
-
 def _between(form: Form, other: Form) -> Tensor:
     """⟨gᵢ, hⱼ⟩ by the form that knows where it is zero."""
     if isinstance(other, Rows) and not isinstance(form, Rows):
         return other.dots(form).T
     return form.dots(other)
-
-
-def _concatenated(forms: list[Outer]) -> Outer:
-    """Several uses of one tensor are more positions of one form."""
-    if 0 < sum(isinstance(f, Turned) for f in forms) < len(forms):
-        forms = [_balanced(f) for f in forms]
-    return Outer(
-        torch.cat([f.left for f in forms], 2),
-        torch.cat([f.right for f in forms], 2),
-        forms[0].shape,
-    )

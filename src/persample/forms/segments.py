@@ -1,0 +1,80 @@
+"""Rows of a table that belong together, of one sample and one index, added up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from .cost import PICKED, spans
+from .form import squared, wide
+from .guard import finer
+
+if TYPE_CHECKING:
+    from .rows import Rows
+
+
+def summed(rows: Rows) -> tuple[Tensor, Tensor]:
+    """Keys and values; those of one key are added up before they are rounded."""
+    if rows.dtype == wide(rows.dtype):
+        return rows.keys(), rows.values
+    keys, where = torch.unique(rows.keys(), return_inverse=True)
+    values = rows.values.to(wide(rows.dtype))
+    total = values.new_zeros(keys.numel(), values.shape[1]).index_add_(0, where, values)
+    return keys, total.to(rows.dtype)
+
+
+def sizes(rows: Rows) -> tuple[Tensor, Tensor]:
+    """‖Σ‖² of rows with equal (sample, index), and the square of what it may be off by.
+
+    Both are added up for every sample. One large row swallows all small ones after it.
+    """
+    v, values = rows.shape[0], rows.values.to(wide(rows.dtype))
+    if rows.even and rows.each() == 1:  # nothing to add: an id for each sample
+        found = squared(values)
+        return found, torch.zeros_like(found)
+    keys, where, counts = torch.unique(rows.keys(), return_inverse=True, return_counts=True)
+    lengths = squared(values).sqrt_()
+    alone: Tensor | float = 0.0
+    if few(rows, rows.index.numel() - keys.numel()):  # only these have to be added
+        several = counts > 1
+        again = several[where]
+        alone = _per_sample(rows, lengths.square().masked_fill_(again, 0))
+        which = again.nonzero().flatten()
+        values, lengths, keys = values[which], lengths[which], keys[several]
+        counts = counts[several]
+        where = (several.cumsum(0) - 1)[where[which]]
+    total = values.new_zeros(keys.numel(), values.shape[1]).index_add_(0, where, values)
+    lengths = lengths.new_zeros(keys.numel()).index_add_(0, where, lengths)
+    lengths.mul_((16 + counts / 2) * torch.finfo(lengths.dtype).eps)
+    both = torch.stack([squared(total), lengths.square_()], 1)
+    dtype = finer(rows.device)
+    each = both.new_zeros(rows.n, 2, dtype=dtype).index_add_(0, keys // v, both.to(dtype))
+    each[:, 0] += alone
+    each = each.to(both.dtype)
+    return each[:, 0], each[:, 1]
+
+
+def _per_sample(rows: Rows, each: Tensor) -> Tensor:
+    """One number for every row, added up for every sample."""
+    dtype = finer(rows.device)
+    if rows.even:
+        return each.view(rows.n, rows.each()).sum(1, dtype=dtype)
+    return each.new_zeros(rows.n, dtype=dtype).index_add_(0, rows.sample, each.to(dtype))
+
+
+def few(rows: Rows, again: int) -> bool:
+    """Whether indices that occur again are worth being picked out."""
+    return 16 * again < rows.index.numel() and rows.values.numel() > PICKED
+
+
+def segments(rows: Rows, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
+    """Sums of rows with equal (sample, index) and their indices, a few samples at a time."""
+    each = 3 * rows.values.numel() * dtype.itemsize // max(rows.n, 1)
+    for first, last in spans(rows.n, each):
+        part = rows if last - first == rows.n else rows.narrowed(first, last)
+        keys, where = torch.unique(part.keys(), return_inverse=True)
+        total = torch.zeros(keys.numel(), rows.shape[1], dtype=dtype, device=rows.device)
+        yield keys % rows.shape[0], total.index_add_(0, where, part.values.to(dtype))
