@@ -143,3 +143,34 @@ def test_reentrant_checkpoints_behind_parameters_that_are_left_out() -> None:
         tape.backward(loss_fn(net, x))
     expected = oracle(net, loss_fn, x)
     assert relative_error(tape.grads(params="w"), {"w": expected["w"]}) < 1e-10
+
+
+RANDOM: dict[str, Call] = {
+    "attention": lambda m, x: F.scaled_dot_product_attention(m.a, x, x, dropout_p=0.5),
+    "leaky": lambda m, x: F.rrelu(m.a + 0 * x, 0.1, 0.9, training=True),
+    "leaky, of a parameter and data": lambda m, x: F.rrelu(x * m.w, 0.1, 0.9, training=True),
+}
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_random_numbers_are_drawn_again_as_they_were(name: str) -> None:
+    """A use that was seen before keeps its own state of the generator."""
+    torch.manual_seed(0)
+    net = Fn(RANDOM[name], w=par(4), a=par(4, 4)).double()
+    x = torch.randn(3, 4, 4, dtype=torch.float64)
+    named = {"a": net.a, "w": net.w}
+    for seed in (1, 2, 3):
+        torch.manual_seed(seed)
+        losses = loss_fn(net, x)
+        rows = [
+            torch.autograd.grad(each, list(named.values()), None, True, materialize_grads=True)
+            for each in losses
+        ]
+        expected = {
+            key: torch.stack(g) for key, g in zip(named, zip(*rows, strict=True), strict=True)
+        }
+        torch.manual_seed(seed)
+        with persample.record(net) as tape:
+            tape.backward(loss_fn(net, x))
+        torch.manual_seed(7)
+        assert relative_error(tape.grads(), expected) < 1e-10

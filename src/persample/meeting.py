@@ -34,7 +34,7 @@ def meet(
     """One use. The native operator runs on the detached parameter (unless the graph is wanted)."""
     recorder = calls.recorder
     seen = known(parties.key, operator.inplace, len(args))
-    if seen is not None and not (recorder.special or operator.additive):
+    if seen is not None and not (recorder.special or operator.additive or operator.random):
         if not torch._C._is_any_autocast_enabled():
             return _again(recorder, operator, seen, func, args, kwargs)
     if operator.recurrent and not recorder.native:
