@@ -10,7 +10,7 @@ whatever the operator is. All samples at once where torch can batch the backward
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -24,65 +24,74 @@ from .table import Forms
 
 def generic(use: Use, firing: Firing, n: int) -> Forms:
     """One form per parameter operand (None: the operator does not depend on it)."""
-    values = [operand.value.detach().requires_grad_() for operand in use.operands]
-    saved = [t.detach() for t in firing.saved]
-    given = [None if g is None else g.detach() for g in firing.grads]
-    up = lift([g for g in given if g is not None], use.narrow())
-    if up is not None:
-        given = [None if g is None else g * up for g in given]
+    again = _Again(use, firing, n)
+    held = [*again.saved, *(g for g in firing.grads if g is not None)]
+    return [
+        Replay(partial(again.rows, k), partial(again.sum, k), n, value, held)
+        for k, value in enumerate(again.values)
+    ]
 
-    def back(found: Tensor) -> Tensor:
-        return found if up is None else found.to(wide(found.dtype)) / up
 
-    def prepared(data: list[Tensor]) -> tuple[list[Tensor], list[tuple[Tensor, Layout]]]:
+class _Again:
+    """A use that is run once more, from what was saved of it."""
+
+    __slots__ = ("_given", "_n", "_up", "_use", "saved", "values")
+
+    def __init__(self, use: Use, firing: Firing, n: int) -> None:
+        self._use, self._n = use, n
+        self.values = [operand.value.detach().requires_grad_() for operand in use.operands]
+        self.saved = [t.detach() for t in firing.saved]
+        given = [None if g is None else g.detach() for g in firing.grads]
+        self._up = up = lift([g for g in given if g is not None], use.narrow())
+        self._given = given if up is None else [None if g is None else g * up for g in given]
+
+    def rows(self, k: int, first: int, last: int) -> Tensor:
+        """gᵢ of an operand for some samples."""
+        value, n = self.values[k], self._n
+        outs, grads = self._prepared(self.saved)
+        found = _rows(outs, value, grads, n, first, last) if outs else None
+        if found is None:
+            return value.detach().new_zeros((last - first, *value.shape))
+        for at in spoiled(found) if n > 1 else ():
+            row = self._alone(k, outs, first + at)
+            if row is not None:
+                found[at] = row
+        return self._back(found)
+
+    def sum(self, k: int, c: Tensor) -> Tensor:
+        """Σ cᵢ gᵢ of an operand."""
+        outs, grads = self._prepared(self.saved)
+        seeds = [g * _coefficients(c, g, layout, self._n) for g, layout in grads]
+        found = None
+        if outs:
+            found = torch.autograd.grad(outs, self.values[k], seeds, allow_unused=True)[0]
+        return torch.zeros_like(self.values[k]) if found is None else self._back(found.to_dense())
+
+    def _prepared(self, data: list[Tensor]) -> tuple[list[Tensor], list[tuple[Tensor, Layout]]]:
+        """The results once more, and their gradients with where the samples are."""
         with torch.enable_grad():
-            outs = use.replay(data, values)
+            outs = self._use.replay(data, self.values)
         pairs = [
             (out, grad.to(out.dtype), layout)
-            for out, grad, layout in zip(outs, given, use.out_layouts, strict=True)
+            for out, grad, layout in zip(outs, self._given, self._use.out_layouts, strict=True)
             if grad is not None and out.requires_grad
         ]
         return [out for out, _, _ in pairs], [(grad, layout) for _, grad, layout in pairs]
 
-    def rows(k: int) -> Callable[[int, int], Tensor]:
-        def compute(first: int, last: int) -> Tensor:
-            outs, grads = prepared(saved)
-            found = _rows(outs, values[k], grads, n, first, last) if outs else None
-            if found is None:
-                return values[k].detach().new_zeros((last - first, *values[k].shape))
-            for at in spoiled(found) if n > 1 else ():
-                row = alone(k, outs, first + at)
-                if row is not None:
-                    found[at] = row
-            return back(found)
-
-        return compute
-
-    def alone(k: int, outs: list[Tensor], i: int) -> Tensor | None:
+    def _alone(self, k: int, outs: list[Tensor], i: int) -> Tensor | None:
         """A sample's row where the others' data are not theirs, if only theirs had spoiled it."""
-        data = only(saved, use.kind.layouts, i, n)
+        data = only(self.saved, self._use.kind.layouts, i, self._n)
         try:
-            again, grads = prepared(data)
+            again, grads = self._prepared(data)
         except (RuntimeError, IndexError):  # what it does depends on all data
             return None
-        if not _same(outs, again, [layout for _, layout in grads], i, n):
+        if not _same(outs, again, [layout for _, layout in grads], i, self._n):
             return None
-        found = _rows(again, values[k], grads, n, i, i + 1)
+        found = _rows(again, self.values[k], grads, self._n, i, i + 1)
         return None if found is None else found[0]
 
-    def sums(k: int) -> Callable[[Tensor], Tensor]:
-        def compute(c: Tensor) -> Tensor:
-            outs, grads = prepared(saved)
-            seeds = [g * _coefficients(c, g, layout, n) for g, layout in grads]
-            found = None
-            if outs:
-                found = torch.autograd.grad(outs, values[k], seeds, allow_unused=True)[0]
-            return torch.zeros_like(values[k]) if found is None else back(found.to_dense())
-
-        return compute
-
-    held = [*saved, *(g for g in firing.grads if g is not None)]
-    return [Replay(rows(k), sums(k), n, value, held) for k, value in enumerate(values)]
+    def _back(self, found: Tensor) -> Tensor:
+        return found if self._up is None else found.to(wide(found.dtype)) / self._up
 
 
 def _same(one: list[Tensor], two: list[Tensor], layouts: list[Layout], i: int, n: int) -> bool:
