@@ -18,6 +18,7 @@ from persample.forms import Pullback, Replay, Total
 from persample.testing import oracle, relative_error
 
 from .models import Fn, par
+from .test_derived import flat, losses, recorded
 
 N, K, D = 3, 4, 6
 OPTIONS: list[dict[str, Any]] = [{}, {"lean": True}, {"budget": 1}]
@@ -158,20 +159,6 @@ UNALIKE: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "a prefix joined to every sample": prefix_of_each,
     "tokens joined along another axis": tokens_of_each,
 }
-
-
-def losses(model: nn.Module, x: Tensor) -> Tensor:
-    return model(x).sin().flatten(1).sum(1)
-
-
-def flat(tensors: dict[str, Tensor]) -> Tensor:
-    return torch.cat([t.flatten() for t in tensors.values()])
-
-
-def recorded(model: nn.Module, x: Tensor, **options: Any) -> persample.Tape:
-    with persample.record(model, **options) as tape:
-        tape.backward(losses(model, x), retain_graph=True)
-    return tape
 
 
 def expected(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
