@@ -72,6 +72,8 @@ CASES: dict[str, Callable[[], Case]] = {
         lambda m, x: layers(m, m.w.expand_as(torch.empty(len(x), K, D)))),
     "repeated": lambda: learned(lambda m, x: layers(m, m.w.repeat(len(x), 1, 1))),
     "tiled": lambda: learned(lambda m, x: layers(m, m.w.tile(len(x), 1, 1))),
+    "turned, repeated and viewed": lambda: learned(
+        lambda m, x: m.q(m.w.mT.tanh().repeat(len(x), 1, 1).view(-1, K).view(-1, D, K).mT)),
     "repeated, nothing else": lambda: learned(lambda m, x: m.w.repeat(len(x), 1, 1)),
     "rows repeated": lambda: learned(
         lambda m, x: layers(m, m.w.repeat(len(x), 1)).view(len(x), K, D)),

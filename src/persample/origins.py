@@ -117,6 +117,21 @@ def _agree(tensor: Tensor, mine: Layout, state: Layout, n: int) -> bool:
     return bool(torch.where(known, one == two, torch.isin(one, two[known])).all())
 
 
+def laid_out(found: Tensor, like: Tensor) -> Tensor:
+    """The same elements in memory as another tensor has them: code behind it may rely on that."""
+    if found.shape != like.shape or _strides(found) == _strides(like) or 0 in like.stride():
+        return found
+    strides = like.stride()
+    order = sorted(range(like.dim()), key=lambda d: -strides[d])
+    back = sorted(range(like.dim()), key=order.__getitem__)
+    return found.permute(order).contiguous().permute(back)
+
+
+def _strides(tensor: Tensor) -> list[int]:
+    """Those that matter."""
+    return [step for size, step in zip(tensor.shape, tensor.stride(), strict=True) if size != 1]
+
+
 def differs(found: Tensor, tensor: Tensor) -> Tensor:
     """Whether a tensor was not made again, but for rounding: what was read has changed unseen."""
     known = tensor.isfinite()

@@ -10,6 +10,7 @@ tensor is used as it is.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from .conditions import RandomState
 from .errors import UsageError
 from .layout import Layout, closed
 from .marks import version
-from .origins import Again, Call, Origin, differs, fits, rooted
+from .origins import Again, Call, Origin, differs, fits, laid_out, rooted
 from .parties import Coloured, Parties
 from .propagate import Operator, collect
 
@@ -169,7 +170,7 @@ class Repeats:
         if origin is None or origin.failed:
             return None
         if origin.remade is None:
-            found = self._run(origin) if origin.untouched() else None
+            found = self._run(origin, tensor) if origin.untouched() else None
             if found is None or found.shape != tensor.shape or found.dtype != tensor.dtype:
                 origin.failed = True
                 return None
@@ -178,15 +179,18 @@ class Repeats:
             self._apart_from.append(differs(origin.remade.detach(), tensor.detach()))
         return origin.remade
 
-    def _run(self, origin: Origin) -> Tensor | None:
+    def _run(self, origin: Origin, tensor: Tensor) -> Tensor | None:
         swap = self._swapped(origin.seen)
-        with origin.surroundings(), self.recorder.mode:
-            out = origin.call(swap)
         outs: list[Tensor] = []
-        collect(out, outs)
-        if origin.index >= len(outs):
+        try:
+            with origin.surroundings(), self.recorder.mode:
+                collect(origin.call(swap), outs)
+                if origin.index >= len(outs):
+                    return None
+                found = laid_out(outs[origin.index], tensor)
+        except RuntimeError:  # what is made again is not laid out as it was
             return None
-        return outs[origin.index] if self._apart(outs[origin.index]) else None
+        return found if self._apart(found) else None
 
     def _apart(self, tensor: Tensor) -> bool:
         state = self.recorder.look(tensor)
@@ -216,11 +220,12 @@ class Repeats:
             return NOTHING
         new = tree_map_only(Tensor, lambda t: swap.get(id(t), t), (tuple(args), kwargs))
         random = RandomState(owned[0].device) if operator.random else None
-        with self.recorder.mode:
-            out = func(*new[0], **new[1])
-        call = operator, func, tuple(args), kwargs, out
-        if self._fits(call, parties.coloured, [*swap.values()]):
-            return out
+        with contextlib.suppress(RuntimeError):  # what was made again is not laid out as it was
+            with self.recorder.mode:
+                out = func(*new[0], **new[1])
+            call = operator, func, tuple(args), kwargs, out
+            if self._fits(call, parties.coloured, [*swap.values()]):
+                return out
         if random is not None:
             random.restore()
         for tensor in owned:  # its copies are not those of the samples
