@@ -17,7 +17,7 @@ from persample.recurrent import even_lstm
 
 from .answers import Grads, coefficients
 from .case import Case
-from .formulas import Answer, Formula, Sum, bias, formulas, gram_linear, joined
+from .formulas import Answer, Formula, Sum, formulas, gram_linear
 from .peers import Steps, twin
 
 
@@ -101,11 +101,11 @@ class Step:
     def unrolled(self, module: nn.LSTM) -> Any:
         """The forward of an LSTM by a time loop that hands its gate gradients out."""
         names, weights = self.names[id(module)], dict(module.named_parameters())
+        layer = nn.Linear(1, 1)  # of its kind
 
         def taken(x: Tensor, before: Tensor, delta: Tensor) -> None:
             for kind, a in (("ih", x), ("hh", before)):
-                frozen: Any = nn.Linear(1, 1, bias=False)
-                found = joined(gram_linear(frozen, a, delta), *bias(nn.Linear(1, 1), delta))
+                found = gram_linear(layer, a, delta)
                 self.add({key: names[f"{key}_{kind}_l0"] for key in ("weight", "bias")}, found)
 
         def forward(x: Tensor) -> tuple[Tensor, None]:

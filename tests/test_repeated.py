@@ -151,6 +151,12 @@ def tokens_of_each(m: Any, x: Tensor) -> Tensor:
     return m.q(torch.cat([tokens, x], 1))
 
 
+def as_one_axis(m: Any, x: Tensor) -> Tensor:
+    """Axes without memory are seen as one: copies that have memory cannot be."""
+    rows = m.q(m.w[0].expand(2, len(x), D).view(2 * len(x), D).tanh())
+    return x + rows.view(2, len(x), 1, D).sum(0)
+
+
 UNALIKE: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "constants of each sample's own": different,
     "positions": other_axis,
@@ -160,6 +166,7 @@ UNALIKE: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "one each, and of all": both_axes,
     "a prefix joined to every sample": prefix_of_each,
     "tokens joined along another axis": tokens_of_each,
+    "copies seen as one axis": as_one_axis,
 }
 
 

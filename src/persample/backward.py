@@ -248,7 +248,7 @@ def receiving(recorder: Recorder, factor: float) -> Iterator[None]:
     ledger.receiving, ledger.factor = True, 1.0 / factor
     if ledger.lean is not None:  # code that runs in backward may do something else the next time
         ledger.lean.guarded = recorder.custom.exposed
-        recorder.calls.expect_none(ledger.lean)
+        recorder.calls.passing = ledger.lean
     recorder.custom.taken.begin()
     recorder.marks.memories = []
     mark = len(ledger.entries)
@@ -264,7 +264,7 @@ def receiving(recorder: Recorder, factor: float) -> Iterator[None]:
         done = ledger.trouble is None
     finally:
         ledger.receiving = False
-        recorder.calls.expect_any()
+        recorder.calls.passing = None
         ledger.returned.clear()
         recorder.custom.taken.begin()
         recorder.marks.memories = None

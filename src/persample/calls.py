@@ -36,6 +36,8 @@ class Calls:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.entering: list[Any] = []
+        # while one passes: a call in it is recomputed, and gradients behind it are compared
+        self.passing: Lean | None = None
         self._marks = recorder.marks
         self._table = recorder.marks.table
         self._slots = recorder.parameters.slots
@@ -47,6 +49,8 @@ class Calls:
         self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Any:
         """Any call that is not a mere look at an attribute."""
+        if self.passing is not None:
+            self.passing.guarded = True
         if operator.graph:
             found = self._of_the_graph(operator, func, args, kwargs)
             if found is not NOTHING:
@@ -91,20 +95,6 @@ class Calls:
                 self._marking.store(operator, result, bad, parties.coloured, written=written)
                 return out
         return meet(self, operator, func, args, kwargs, parties)
-
-    def expect_none(self, lean: Lean) -> None:
-        """A lean pass begins: a call in it is recomputed, and gradients behind it are compared."""
-
-        def handle(*call: Any) -> Any:
-            lean.guarded = True
-            self.expect_any()
-            return self.handle(*call)
-
-        self.__dict__["handle"] = handle
-
-    def expect_any(self) -> None:
-        """Handle calls as ever."""
-        self.__dict__.pop("handle", None)
 
     def _of_the_graph(
         self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any]

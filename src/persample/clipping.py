@@ -85,8 +85,12 @@ def coefficients(rule: Rule, bounds: Tensor, max_norm: float) -> Tensor:
     if rule is flat or rule is automatic:  # these keep to C / norm
         return _normal(rule(safe, max_norm).clamp_(max=most), numbers).mul_(finite)
     given = _returned(rule, safe.clone(), max_norm)  # the rule may write to its norms
-    fits = isinstance(given, Tensor) and given.layout is torch.strided and not given.is_complex()
-    if not fits or not isinstance(given, Tensor) or given.shape != bounds.shape:
+    if (
+        not isinstance(given, Tensor)
+        or given.shape != bounds.shape
+        or given.is_complex()
+        or given.layout is not torch.strided
+    ):
         raise UsageError(
             f"a clipping rule must return {tuple(bounds.shape)} real coefficients, got "
             f"{shown(given)}",

@@ -67,7 +67,7 @@ def inner(x: Tensor, y: Tensor) -> Tensor:
     return flat_rows(x * y).sum(1)
 
 
-def products(one: Tensor, two: Tensor) -> Tensor:
+def pairwise(one: Tensor, two: Tensor) -> Tensor:
     """⟨one[i], two[j]⟩ of rows, in runs: kernels add millions of terms up one after the other."""
     dtype = torch.promote_types(one.dtype, two.dtype)  # uses of another dtype
     one, two = one.to(dtype), two.to(dtype)
@@ -246,7 +246,7 @@ class Form:
                 if other is self and (last - first == self.n)
                 else other.rows(half)
             ):
-                out[first:last, start:stop] = products(flat, flat_rows(theirs))
+                out[first:last, start:stop] = pairwise(flat, flat_rows(theirs))
         return out
 
     def dot(self, direction: Tensor) -> Tensor:
