@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .PHONY: demo test test-browser lint types ops fuzz zoo bench bench-quick bench-tables suspects works \
-	gpu-check clean
+	gpu-check third-party clean
 BROWSER := build/browser
 
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
@@ -73,6 +73,29 @@ bench-tables: $(VENV)/.peers
 
 works: $(VENV)/.installed
 	$(BIN)/python -m tests.works
+
+# Models of other packages, in an environment of their own: none of them may replace torch, and one
+# that cannot be installed is skipped. A torchaudio built for another torch does not load.
+THIRD := build/third-party
+THIRD_PIP := $(THIRD)/bin/pip install --quiet --disable-pip-version-check
+
+$(THIRD)/.installed: tests/third_party/requirements.txt
+	$(PYTHON) -m venv $(THIRD)
+	printf 'torch==2.13.0\nnumpy==2.4.6\n' > $(THIRD)/pins.txt
+	$(THIRD_PIP) torch==2.13.0 numpy==2.4.6
+	$(THIRD_PIP) --no-deps -e .
+	grep -v '^#' $< | while read -r name; do \
+		$(THIRD_PIP) -c $(THIRD)/pins.txt "$$name" || $(THIRD_PIP) --no-deps "$$name" || \
+		echo "$$name: not installed"; \
+	done
+	$(THIRD)/bin/pip uninstall --quiet --yes torchaudio || true
+	touch $@
+
+third-party: $(THIRD)/.installed
+	OMP_NUM_THREADS=1 $(THIRD)/bin/python -m tests.third_party --write
+
+private-check: $(VENV)/.installed
+	$(BIN)/python -m tests.private.check
 
 gpu-check: $(VENV)/.installed
 	$(BIN)/python -m tests.gpu

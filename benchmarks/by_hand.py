@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from persample.recurrent import even_lstm
+from persample.recording.recurrent import padded_lstm
 
 from .answers import Grads, coefficients
 from .case import Case
@@ -142,7 +142,7 @@ class Unrolled(torch.autograd.Function):
         rows = x.transpose(0, 1).reshape(n * t, -1)
         gates = torch.addmm(both, rows, into.t()).view(t, n, -1)
         start = x.new_zeros(n, weight.shape[1])
-        out, before, _, _, kept = even_lstm.forward(range(t), gates, start, start, weight)
+        out, before, _, _, kept = padded_lstm.forward(range(t), gates, start, start, weight)
         ctx.save_for_backward(x, into, weight, before, *kept)
         ctx.sink = sink
         return out.transpose(0, 1)
@@ -154,7 +154,7 @@ class Unrolled(torch.autograd.Function):
         n, t, _ = x.shape
         out = grads[0].transpose(0, 1).contiguous()
         zero = x.new_zeros(n, weight.shape[1])
-        delta, _, _ = even_lstm.backward(range(t), (out, zero, zero), weight, tuple(kept))
+        delta, _, _ = padded_lstm.backward(range(t), (out, zero, zero), weight, tuple(kept))
         by_sample = delta.transpose(0, 1).contiguous()
         ctx.sink(x.detach(), before.transpose(0, 1), by_sample)
         return (by_sample.flatten(0, 1) @ into).view(n, t, -1), None, None, None, None

@@ -1,4 +1,4 @@
-"""Tables of what is measured beside the peers: the drop-in, suspects, the cost of inspecting."""
+"""Tables of what is measured beside the peers: the drop-in, suspects, inspecting, guards."""
 
 from __future__ import annotations
 
@@ -48,3 +48,15 @@ def inspecting(found: dict[str, Any]) -> str:
         body.append([name, f"{case['ratio']:.2f} ({low:.2f} to {high:.2f})", *parts])
     head = ["", "of an epoch", "recording", "norms", "projections", "the rest"]
     return table(head, body) if body else ""
+
+
+def guards(found: dict[str, Any]) -> str:
+    """How often each guard looked and refused, and what its programs do without it."""
+    keys = ("looked", "refused", "wrong without it", "refused by another", "right without it")
+    body = []
+    for name, row in found.get("guards", {}).items():
+        counts = [f"{row[key]:,}" for key in keys[:2]]
+        rest = [str(row[key]) if row["can be off"] else "" for key in (*keys[2:], "something else")]
+        body.append([name, f"`{row['file']}`" if row["file"] else "", *counts, *rest])
+    head = ["guard", "in", "looked", "refused", "wrong without it", "refused by another"]
+    return table([*head, "right without it", "other"], body) if body else ""

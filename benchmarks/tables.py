@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .findings import drop_in, inspecting, suspects
+from .findings import drop_in, guards, inspecting, suspects
 from .models import ALL
 from .results import RESULTS, ROOT, load
 from .rows import (
@@ -31,7 +31,9 @@ from .rows import (
     surroundings,
 )
 
-PAGES = ("README.md", "docs/benchmarks.md", "docs/results.md", "docs/inspect.md")
+PAGES = (
+    "README.md", "docs/benchmarks.md", "docs/results.md", "docs/inspect.md", "docs/design.md",
+)  # fmt: skip
 MAIN = "warm heap, 1 thread"
 NOTHING = "Not measured yet: `make bench`."
 
@@ -55,6 +57,7 @@ def makers(directory: Path) -> dict[str, Callable[[], str]]:
         "steps": lambda: steps(extra),
         "environment": lambda: surroundings(load(directory, "environment")),
         "drop-in": lambda: drop_in(load(directory, "expanded_weights")),
+        "guards": lambda: guards(load(directory, "guards")),
         "suspects": lambda: suspects(load(directory, "suspects")),
         "inspecting": lambda: inspecting(load(directory, "inspecting")),
     }

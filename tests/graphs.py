@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import persample
-from persample.layout import Layout, ids_of
+from persample.layouts.layout import Layout, ids_of
 from persample.testing import relative_error
 
 Step = Callable[[nn.Module, Tensor, Tensor], Tensor]
@@ -182,7 +182,7 @@ def trial(seed: int, *, told: bool = False) -> str:
         with persample.record(model, **options) as tape:
             mine = losses_of(model, x)
             tape.backward(mine)
-            layout = tape._recorder.look(mine)
+            layout = tape._context.look(mine)
         found = tape.grads()
     except persample.PersampleError:
         return "refused"

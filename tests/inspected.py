@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from typing import Any
 
 import torch
@@ -115,3 +116,31 @@ def raising() -> Any:
 
 def listed() -> Any:
     return net(), losses, list(blobs()[0])
+
+
+def ones() -> Any:
+    """Batches of one sample: isolation cannot be verified."""
+    return net(), losses, blobs(n=5, size=1)
+
+
+def data_set() -> Any:
+    x, y = blobs()[0]
+    return net(), losses, torch.utils.data.TensorDataset(x, y)
+
+
+def samples() -> Any:
+    """Single samples without tensors, as a data set of Hugging Face gives them."""
+    return net(), losses, [[[0.5] * 6, 1] for _ in range(5)]
+
+
+def mapped() -> Any:
+    """Batches in a mapping that is no dictionary."""
+    batches = [UserDict(x=x, y=y) for x, y in blobs()]
+    return net(), lambda model, batch: losses(model, (batch["x"], batch["y"])), batches
+
+
+def shuffled() -> Any:
+    """Ids in order, and a loader that shuffles."""
+    x, y = blobs(n=32, size=32)[0]
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), 8, shuffle=True)
+    return net(), losses, loader, {"ids": [f"row-{i}" for i in range(32)]}

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 import persample
-from persample.layout import Layout, ids_of
+from persample.layouts.layout import Layout, ids_of
 
 from .operators import reduced
 
@@ -33,7 +33,7 @@ def run(model: nn.Module, args: Any, kwargs: Any) -> str:
     try:
         with persample.record(model) as tape:
             out = model(*args, **kwargs)
-            recorder = tape._recorder
+            recorder = tape._context
             states = [recorder.look(t) for t in _outputs(out)]
             losses = reduced(out, recorder)
             if losses is None or not states:

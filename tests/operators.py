@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 import persample
-from persample.layout import Layout, ids_of
+from persample.layouts.layout import Layout, ids_of
 
 SAMPLES_PER_ENTRY = 20
 
@@ -102,7 +102,7 @@ def run(call: Callable[[Weight], Any], module: Weight, marks: list[Mark], n: int
             torch.manual_seed(1)
             out = call(module)
             told = any(mark.ids is not None for mark in marks)
-            losses = reduced(out, tape._recorder, told=told)
+            losses = reduced(out, tape._context, told=told)
             if losses is None:
                 return "refused"
             tape.backward(losses)
@@ -131,7 +131,7 @@ def truth(call: Any, module: Weight, marks: list[Mark], n: int) -> Tensor | None
             tape.mark(tensor, dim=axis, ids=ids)
         torch.manual_seed(1)
         out = call(module)
-        recorder = tape._recorder
+        recorder = tape._context
         flat = [t for t in tree_flatten(out)[0] if isinstance(t, Tensor)]
         states = [recorder.look(t) for t in flat if t.requires_grad]
     torch.manual_seed(1)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import persample
-from persample.memory import Meter
+from persample.command_line.memory import Meter
 from persample.testing import oracle, relative_error
 
 from .models import Fn, par

@@ -149,7 +149,7 @@ def test_forms_are_those_of_the_batch() -> None:
         with persample.record(model, n=N) as tape:
             tape.mark(x)
             tape.backward(losses(model, x))
-        form = tape._ledger.forms(["layer.weight"])["layer.weight"]
+        form = tape._forms.forms(["layer.weight"])["layer.weight"]
         assert isinstance(form, kind), name
 
 
@@ -158,7 +158,7 @@ def test_memory_grows_with_the_samples(n: int) -> None:
     model, x = Loop(nn.Linear(32, 32), one_by_one), torch.randn(n, 3, 32)
     with persample.record(model) as tape:
         tape.backward(losses(model, x))
-    kept = sum(entry.form.nbytes() for entry in tape._ledger.entries)
+    kept = sum(entry.form.nbytes() for entry in tape._forms.contributions)
     assert kept <= n * (2 * 3 * 32 + 32) * 4
 
 

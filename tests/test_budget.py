@@ -74,7 +74,7 @@ QUESTIONS: dict[str, Callable[[persample.Tape], Any]] = {
     "gram": lambda tape: tape.gram(),
     "dots": lambda tape: tape.dots(
         {name: torch.linspace(0, 1, g.numel(), dtype=torch.float64).view_as(g)
-         for name, g in tape._recorder.parameters.selected.items()}),
+         for name, g in tape._context.parameters.selected.items()}),
     "project": lambda tape: tape.project(8, seed=0),
     "second_moment": lambda tape: tape.second_moment(),
 }  # fmt: skip

@@ -272,7 +272,7 @@ def test_functions_of_raw_data_are_seen_in_verified_passes(options: dict[str, An
     with persample.record(model, **options) as tape:
         tape.backward(losses(model, x))
     assert relative_error(tape.grads(), expected) < 1e-10
-    assert tape._ledger.looped is None
+    assert not tape._forms.looped
 
 
 @pytest.mark.parametrize("options", [{}, {"lean": True}, {"unproven": "loop"}])

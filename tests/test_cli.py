@@ -14,9 +14,9 @@ import pytest
 import torch
 
 import persample
-from persample.cli import main
+from persample.command_line.cli import main
+from persample.command_line.memory import Meter, measure, parse_size
 from persample.errors import UsageError
-from persample.memory import Meter, measure, parse_size
 
 from .inspected import blobs, losses, net
 
@@ -44,6 +44,13 @@ from .inspected import blobs, losses, net
         (["inspect", "tests.inspected:step", "--against", "none.json"], 2, "", "cannot be read"),
         (["inspect", "tests.inspected:step", "--csv", "/dev/full"], 1, "Verified", "No space left"),
         (["inspect", "tests.inspected:with_ids"], 0, "<i>blue", ""),
+        (["inspect", "tests.inspected:ones"], 1, "Not verified", ""),
+        (["inspect", "tests.inspected:data_set"], 2, "", "got a data set (TensorDataset)"),
+        (["inspect", "tests.inspected:samples"], 1, "", "which holds no tensors"),
+        (["inspect", "tests.inspected:shuffled"], 1, "", "cannot be paired"),
+        (["inspect", "tests.inspected:mapped"], 0, "Verified", ""),
+        (["verify", "tests.inspected:mapped"], 0, "passed", ""),
+        (["explain", "tests.inspected:mapped", "--memory", "1MiB"], 0, "n in 1 MiB", ""),
         (["inspect", "tests.steps:good"], 0, "Linear, 5 samples", ""),
         (["inspect", "tests.steps:mixing"], 1, "", "BatchNorm"),
         (["inspect", "tests.steps:coupled"], 1, "do not trust", ""),

@@ -48,7 +48,7 @@ def is_exact(model: nn.Module, x: Tensor, **options: Any) -> None:
     direction = {name: torch.randn_like(rows[0]) for name, rows in want.items()}
     torch.testing.assert_close(tape.dots(direction), g @ flat(direction))
     again = {name: Dense(rows) for name, rows in want.items()}
-    sketched = sum(persample.queries.projected(name, form, 8, 0) for name, form in again.items())
+    sketched = sum(persample.forms.sums.projected(name, form, 8, 0) for name, form in again.items())
     torch.testing.assert_close(tape.project(8, seed=0), sketched)
     if "lean" not in options:
         torch.testing.assert_close(tape.gram(), g @ g.T)
@@ -91,10 +91,10 @@ def test_rows_picked_again_are_exact(name: str, options: dict[str, Any]) -> None
 def test_rows_picked_again_are_added_up_once(name: str) -> None:
     model, x = TABLES[name]()
     tape = recorded(model, x)
-    (before,) = tape._ledger.forms(["table.weight"]).values()
+    (before,) = tape._forms.forms(["table.weight"]).values()
     assert isinstance(before, Picked)
     assert not before.distinct
-    (form,) = tape._ledger.written(["table.weight"]).values()
+    (form,) = tape._forms.written(["table.weight"]).values()
     assert isinstance(form, Picked)
     assert isinstance(form.form, Dense)
     assert form.distinct
@@ -107,9 +107,9 @@ def test_rows_picked_again_keep_to_the_budget() -> None:
     tape = recorded(model, x)
     rows = 3 * 7 * 4 * 8
     with within(2 * rows - 1):
-        assert tape._ledger.written(["table.weight"]) == tape._ledger.forms(["table.weight"])
+        assert tape._forms.written(["table.weight"]) == tape._forms.forms(["table.weight"])
     with within(2 * rows):
-        (form,) = tape._ledger.written(["table.weight"]).values()
+        (form,) = tape._forms.written(["table.weight"]).values()
     assert isinstance(form, Picked)
     assert form.distinct
 
@@ -148,7 +148,8 @@ def test_a_matrix_and_its_transpose_are_exact(name: str, options: dict[str, Any]
 def test_a_matrix_and_its_transpose_are_more_positions_of_one_form(name: str) -> None:
     model, x = WAYS[name]()
     name = "a.weight" if name == "linear" else "w"
-    (form,) = recorded(model, x)._ledger.forms([name]).values()
+    kept = recorded(model, x)
+    (form,) = kept._forms.forms([name]).values()
     assert type(form) is Outer
     assert form.t == 2 * x.shape[1:-1].numel() // form.left.shape[1]
 
@@ -236,8 +237,8 @@ def test_parameters_of_complex_weights_are_walked_to_together(name: str) -> None
     model, x = COMPLEX[name]()
     tape = recorded(model, x)
     names = [key for key, _ in model.named_parameters()]
-    assert all(isinstance(form, Pullback) for form in tape._ledger.forms(names).values())
-    assert all(isinstance(form, Dense) for form in tape._ledger.written(names).values())
+    assert all(isinstance(form, Pullback) for form in tape._forms.forms(names).values())
+    assert all(isinstance(form, Dense) for form in tape._forms.written(names).values())
     assert relative_error(tape.grads(), oracle(model, losses, x)) < 1e-10
     rows = torch.cat([g.flatten(1) for g in oracle(model, losses, x).values()], 1)
     torch.testing.assert_close(tape.norms(), torch.linalg.vector_norm(rows, dim=1))

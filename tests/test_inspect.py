@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import persample
 from persample import testing
-from persample.inspection import load
+from persample.inspection import Group, load
 from persample.inspection.store import Rows
 
 from .inspected import blobs, interrupted, late, losses, net, report, trained, with_ids
@@ -80,7 +80,7 @@ def test_duplicates_and_parameters_without_gradient() -> None:
     x, y = whole(blobs())
     x[50], y[50], x[7], y[7] = x[3], y[3], x[3] * (1 + 1e-4), y[3]
     made = persample.inspect(Net(), losses, [(x, y)], ids=range(100, 160), progress=False)
-    assert made.duplicates() == [(103, 107, 150)]
+    assert made.duplicates() == [Group((103, 150), True), Group((103, 107, 150), False)]
     assert made.without_gradient == ["unused.weight", "unused.bias"]
     assert "unused.weight" in str(made)
 
@@ -168,6 +168,20 @@ def test_batches_of_a_class_of_ones_own() -> None:
         return F.cross_entropy(model(batch), batch.y, reduction="none")
 
     found = persample.inspect(Inside(), each, [Batch(*b) for b in blobs()], progress=False)
+    torch.testing.assert_close(found.norms, report().norms)
+    assert found.verification is not None
+    assert found.verification.ok
+
+    class Sealed:
+        __slots__ = ("x", "y")
+
+        def __init__(self, x: Tensor, y: Tensor) -> None:
+            self.x, self.y = x, y
+
+    def sealed(model: nn.Module, batch: Sealed) -> Tensor:
+        return F.cross_entropy(model(batch.x), batch.y, reduction="none")
+
+    found = persample.inspect(net(), sealed, [Sealed(*b) for b in blobs()], progress=False)
     torch.testing.assert_close(found.norms, report().norms)
     assert found.verification is None
     assert "cannot be exchanged" in found.collected.unverified

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import persample
-from persample import kinds
 from persample.testing import oracle, relative_error
+from persample.uses import signature
 
 from .models import Fn, par
 
@@ -78,7 +78,7 @@ def expect_exact(net: nn.Module, x: Tensor, tolerance: float = 1e-10) -> None:
 @pytest.mark.parametrize("name", PAIRS)
 def test_calls_that_differ_in_one_thing(name: str, swapped: bool) -> None:
     torch.manual_seed(0)
-    kinds._KNOWN.clear()
+    signature._KNOWN.clear()
     one, two = reversed(PAIRS[name]) if swapped else PAIRS[name]
     x = torch.randn(5, 3, dtype=torch.float64)
     for call in (one, two, one, lambda m, h: two(m, one(m, h)), lambda m, h: one(m, two(m, h))):
@@ -86,13 +86,13 @@ def test_calls_that_differ_in_one_thing(name: str, swapped: bool) -> None:
 
 
 def test_something_is_remembered() -> None:
-    kinds._KNOWN.clear()
+    signature._KNOWN.clear()
     expect_exact(net_of(lambda m, h: F.linear(h, m.a)), torch.randn(5, 3, dtype=torch.float64))
-    assert any(kind.operator == "linear" for kind in kinds._KNOWN.values())
+    assert any(kind.operator == "linear" for kind in signature._KNOWN.values())
 
 
 def test_other_dtypes_and_batches() -> None:
-    kinds._KNOWN.clear()
+    signature._KNOWN.clear()
     net = net_of(lambda m, h: F.linear(h, m.a, m.w))
     for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-5), (torch.float64, 1e-10)):
         for n in (5, 2, 5):
@@ -100,7 +100,7 @@ def test_other_dtypes_and_batches() -> None:
 
 
 def test_selection_and_freezing() -> None:
-    kinds._KNOWN.clear()
+    signature._KNOWN.clear()
     net, x = net_of(lambda m, h: F.linear(h, m.a, m.w)), torch.randn(5, 3, dtype=torch.float64)
     expected = oracle(net, loss_fn, x)
     for chosen in ({"a", "w"}, {"w"}, {"a"}, {"first.weight", "w"}):
@@ -113,7 +113,7 @@ def test_selection_and_freezing() -> None:
 
 
 def test_positions_and_loops_after_ordinary_recordings() -> None:
-    kinds._KNOWN.clear()
+    signature._KNOWN.clear()
     net = net_of(lambda m, h: F.linear(h, m.a, m.w))
     x = torch.randn(5, 6, 3, dtype=torch.float64)
     expected = oracle(net, loss_fn, x)

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import persample
-from persample import recorder
-from persample.eager import as_before, eagerly
+from persample.recording import recorder
+from persample.recording.compiled_code import as_before, eagerly
 from persample.testing import oracle, relative_error
 
 X = torch.randn(4, 5)
@@ -182,7 +182,7 @@ def test_backward_after_the_block_and_twice() -> None:
 def test_forward_a_forward_b_backward_a_backward_b() -> None:
     model = net().double()
     a, b = X.double(), torch.randn(4, 5).double()
-    with persample.record(model) as tape:
+    with persample.record(model, same_samples=True) as tape:
         first, second = loss(model, a), loss(model, b)
         tape.backward(first)
         tape.backward(second)

@@ -333,7 +333,7 @@ def test_pixels() -> None:
             rows.append(torch.cat([g.flatten() for g in found]))
         shares.append(torch.stack(rows) @ torch.stack(rows).sum(0))
     close(tape.positions(), torch.stack(shares))
-    fine = persample.forms.Pixels(tape._ledger.entries[0].form)
+    fine = persample.forms.Pixels(tape._forms.contributions[0].form)
     ones = torch.ones(9, dtype=torch.float64)
     part = fine.narrowed(9, 18)
     close(part.weighted_sum(ones), tape.grads()["weight"][1])

@@ -306,7 +306,7 @@ def test_zeros_without_memory(lean: bool) -> None:
 @pytest.mark.parametrize("large", [0, 1 << 25])
 def test_rows_of_one_position(large: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Written by a matrix product where they are many, else by a broadcast product."""
-    monkeypatch.setattr("persample.forms.pairs.BROADCAST", large)
+    monkeypatch.setattr("persample.forms.position_products.BROADCAST", large)
     net = nn.Linear(5, 4).double()
     x = torch.randn(3, 5).double()
     with persample.record(net) as tape:
@@ -384,3 +384,89 @@ def test_inner_products_of_look_ups(words: int, each: int) -> None:
         tape.backward(model(batches[0]).pow(3).sum((1, 2)))
     mine = flat_rows(tape.grads())
     close(tape.cross(tapes[1]), mine @ rows[1].T)
+
+
+class TestSeveralDirections:
+    """``dots`` with m directions, ``project`` with a scale, ``cross`` of unequal tapes."""
+
+    def tapes(self, *options: dict[str, Any]) -> list[persample.Tape]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Embedding(7, 4), nn.Flatten(), nn.Linear(12, 5), nn.Linear(5, 2))
+        found = []
+        for k, option in enumerate(options):
+            x = torch.randint(7, (4, 3), generator=torch.Generator().manual_seed(k))
+            with persample.record(model.double(), **option) as tape:
+                tape.backward(model(x).square().sum(1))
+            found.append(tape)
+        return found
+
+    @pytest.mark.parametrize("lean", [False, True])
+    def test_dots_with_several(self, lean: bool) -> None:
+        (tape,) = self.tapes({"lean": lean})
+        (kept,) = self.tapes({})
+        many = {k: torch.randn(3, *g.shape[1:]).double() for k, g in kept.grads().items()}
+        expected = torch.stack([kept.dots({k: v[j] for k, v in many.items()}) for j in range(3)], 1)
+        assert torch.allclose(tape.dots(many), expected, rtol=1e-10)
+
+    def test_a_parameter_whose_shape_is_several_of_another(self) -> None:
+        (tape,) = self.tapes({})
+        uneven = {k: torch.zeros(2 + ("3" in k), *g.shape[1:]) for k, g in tape.grads().items()}
+        with pytest.raises(persample.UsageError, match="different numbers"):
+            tape.dots(uneven)
+
+    def test_params_select_from_a_direction(self) -> None:
+        (tape,) = self.tapes({})
+        whole = {k: torch.randn_like(g[0]) for k, g in tape.grads().items()}
+        part = {"2.weight": whole["2.weight"]}
+        one = tape.dots(whole, params="2.weight")
+        assert torch.equal(one, tape.dots(part, params="2.weight"))
+        with pytest.raises(persample.UsageError, match="names"):
+            tape.dots(part)
+        with pytest.raises(persample.UsageError, match="names"):
+            tape.dots(part, params=["2.weight", "3.weight"])
+
+    @pytest.mark.parametrize("lean", [False, True])
+    def test_a_scaled_projection(self, lean: bool) -> None:
+        (tape,) = self.tapes({"lean": lean})
+        (kept,) = self.tapes({})
+        scale = {k: torch.rand_like(g[0]) for k, g in kept.grads().items()}
+        scaled = {k: g * scale[k] for k, g in kept.grads().items()}
+        found = tape.project(4096, seed=3, scale=scale)
+        exact = sum(g.flatten(1) @ g.flatten(1).T for g in scaled.values())
+        assert torch.allclose(found @ found.T, exact, rtol=0.2, atol=0.2 * exact.max())
+        ones = {k: torch.ones_like(s) for k, s in scale.items()}
+        same = kept.project(64, seed=3, scale=ones)
+        assert torch.allclose(same, kept.project(64, seed=3), rtol=1e-5, atol=1e-6)
+        half = {k: s / 2 for k, s in scale.items()}
+        twice = 2 * kept.project(4096, seed=3, scale=half)
+        assert torch.allclose(twice, found, rtol=1e-4, atol=1e-5)
+
+    def test_cross_of_unequal_parameters(self) -> None:
+        a, b = self.tapes({"params": ["2.weight", "3.bias"]}, {"params": ["2.weight", "2.bias"]})
+        g, h = a.grads()["2.weight"].flatten(1), b.grads()["2.weight"].flatten(1)
+        assert torch.allclose(a.cross(b), g @ h.T, rtol=1e-5)
+        assert torch.allclose(b.cross(a), h @ g.T, rtol=1e-5)
+        c, d = self.tapes({"params": "2.weight"}, {"params": "2.bias"})
+        with pytest.raises(persample.UsageError, match="in common"):
+            c.cross(d)
+
+    def test_cross_with_a_lean_tape(self) -> None:
+        a, b = self.tapes({}, {})
+        lean_a, lean_b = self.tapes({"lean": True}, {"lean": True})
+        expected = a.cross(b)
+        assert torch.allclose(lean_a.cross(b), expected, rtol=1e-5)
+        (lean_b,) = self.tapes({}, {"lean": True})[1:]
+        assert torch.allclose(a.cross(lean_b), expected, rtol=1e-5)
+        lean_a, lean_b = self.tapes({"lean": True}, {"lean": True})
+        with pytest.raises(persample.UsageError, match="keeps no gradients"):
+            lean_a.cross(lean_b)
+
+
+def test_a_printed_tape_says_what_it_holds() -> None:
+    model = nn.Linear(3, 2)
+    with persample.record(model) as tape:
+        assert "0 backward passes" in repr(tape)
+        tape.backward(model(torch.randn(4, 3)).square().sum(1))
+    assert repr(tape) == ("<persample.Tape: n = 4, 2 parameters, 2 uses kept, 1 backward pass>")
+    tape.close()
+    assert "closed" in repr(tape)

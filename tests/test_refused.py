@@ -172,8 +172,18 @@ class TestMisuse:
         model = linear().double()
         with persample.record(model) as tape:
             tape.backward(model(X).sum(1))
+        expected = tape.grads()
         with torch.no_grad():
             model.weight.add_(1)
+        assert torch.equal(tape.grads()["weight"], expected["weight"])  # from kept factors alone
+
+    def test_stepped_parameters_that_answers_read(self) -> None:
+        model = nn.utils.parametrizations.weight_norm(linear().double())
+        with persample.record(model) as tape:
+            tape.backward(model(X).sum(1))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(1)
         with pytest.raises(persample.StaleError, match="modified"):
             tape.norms()
 

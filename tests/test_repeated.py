@@ -207,7 +207,7 @@ def test_layers_before_any_data_are_ordinary_uses(name: str) -> None:
     tape = recorded(model, x)
     assert {use.rule for use in tape.explain().uses}.isdisjoint({"generic"})
     names = [k for k, _ in model.named_parameters()]
-    kinds = {name: pulled_back(form) for name, form in tape._ledger.forms(names).items()}
+    kinds = {name: pulled_back(form) for name, form in tape._forms.forms(names).items()}
     assert not any(kinds.values()), kinds
 
 

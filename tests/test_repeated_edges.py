@@ -130,7 +130,7 @@ def test_autocast_where_they_were_made() -> None:
     model, x = plain(forward).float(), torch.randn(N, 5, D)
     tape = recorded(model, x)
     assert relative_error(tape.grads(), expected(model, x)) < 1e-2
-    assert not any(pulled_back(form) for form in tape._ledger.forms(["w", "q.weight"]).values())
+    assert not any(pulled_back(form) for form in tape._forms.forms(["w", "q.weight"]).values())
 
 
 def test_nodes_behind_are_not_hooked() -> None:

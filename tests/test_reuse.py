@@ -48,7 +48,7 @@ def form_of(derive: Weight, *, once: bool) -> Form:
     torch.testing.assert_close(tape.norms(), sizes)
     total = (0.1 / sizes).clamp(max=1).to(sizes) @ tape.grads()["w"].flatten(1)
     torch.testing.assert_close(tape.clipped_sum(0.1)["w"].flatten(), total)
-    return tape._ledger.forms(["w"])["w"]
+    return tape._forms.forms(["w"])["w"]
 
 
 @pytest.mark.parametrize("once", [True, False])
@@ -86,7 +86,7 @@ def test_different_slices_stay_apart() -> None:
     assert relative_error(tape.grads(), oracle(model, losses, x)) < 1e-10
     sizes = tape.grads()["w"].flatten(1).norm(dim=1)
     torch.testing.assert_close(tape.norms(), sizes)
-    form = tape._ledger.forms(["w"])["w"]
+    form = tape._forms.forms(["w"])["w"]
     assert isinstance(form, Total)
     assert len(form.forms) == 2
 

@@ -197,11 +197,11 @@ def test_every_question_is_exact(name: str, options: dict[str, Any]) -> None:
     direction = {name: torch.randn_like(rows[0]) for name, rows in want.items()}
     torch.testing.assert_close(tape.dots(direction), g @ flat(direction))
     again = {name: Dense(rows) for name, rows in want.items()}
-    sketched = sum(persample.queries.projected(name, form, 8, 0) for name, form in again.items())
+    sketched = sum(persample.forms.sums.projected(name, form, 8, 0) for name, form in again.items())
     torch.testing.assert_close(tape.project(8, seed=0), sketched)
     if "lean" not in options:
         torch.testing.assert_close(tape.gram(), g @ g.T)
-        form = tape._ledger.forms([parameter(model)])[parameter(model)]
+        form = tape._forms.forms([parameter(model)])[parameter(model)]
         expected = Dense if name == "learned" and not options else CASES[name][1]  # written out
         assert type(form) is expected
 
@@ -275,7 +275,7 @@ def test_a_factor_of_each_sample_is_data() -> None:
     x = torch.randn(3, 4, 6, dtype=torch.float64)
     tape, want = recorded(model, x), oracle(model, losses, x)
     assert relative_error(tape.grads(), want) < 1e-10
-    assert not isinstance(tape._ledger.forms(["w"])["w"], Scaled)
+    assert not isinstance(tape._forms.forms(["w"])["w"], Scaled)
 
 
 def test_hooks_see_every_gradient() -> None:
@@ -363,7 +363,7 @@ def test_no_rows_are_written(question: str, scale: float | None) -> None:
         w=par(width, width), m=mask(width, width),
     )  # fmt: skip
     tape = recorded(model, torch.randn(n, width))
-    assert isinstance(tape._ledger.forms(["w"])["w"], Scaled)  # a number is none in that mode
+    assert isinstance(tape._forms.forms(["w"])["w"], Scaled)  # a number is none in that mode
     with Written() as written:
         QUESTIONS[question](tape)
     assert written.largest <= width * width
@@ -380,7 +380,8 @@ def test_a_masked_table_has_only_the_rows_of_its_samples() -> None:
 
 def test_equal_masks_of_two_calls_are_merged() -> None:
     model, x = made("computed twice")
-    form = recorded(model, x)._ledger.forms(["w"])["w"]
+    kept = recorded(model, x)
+    form = kept._forms.forms(["w"])["w"]
     assert isinstance(form, Scaled)
     assert isinstance(form.form, Outer)
     assert form.form.t == 2
@@ -512,7 +513,8 @@ def test_merged_forms_keep_their_dtype() -> None:
 
 def test_patches_are_taken_by_rows_in_tiles() -> None:
     model, x = pruned(nn.Conv2d(32, 32, 3), torch.randn(3, 32, 8, 8))
-    form = recorded(model, x)._ledger.forms(["weight_orig"])["weight_orig"]
+    kept = recorded(model, x)
+    form = kept._forms.forms(["weight_orig"])["weight_orig"]
     assert isinstance(form, Scaled)
     assert isinstance(form.form, Patches)
     assert form.plan().way == "rows"

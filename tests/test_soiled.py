@@ -71,6 +71,23 @@ def of_a_row_buffer(m: Any, h: Tensor) -> Tensor:
     return h - older.mean(0).repeat(2)
 
 
+def by_data_after_the_whole(m: Any, h: Tensor) -> Tensor:
+    rows = torch.zeros(h.shape[0], 6)
+    unseen = rows.data
+    rows.copy_(h.detach()[:, 0])
+    unseen.copy_(h.detach()[:, 0].roll(1, 0))
+    return h + rows[:, None]
+
+
+def by_data_after_a_part(m: Any, h: Tensor) -> Tensor:
+    rows = torch.zeros(h.shape[0], 6)
+    unseen, (left, right) = rows.data, rows.chunk(2, 1)
+    left.copy_(h.detach()[:, 0, :3])
+    right.add_(1)
+    unseen.copy_(h.detach()[:, 0].roll(1, 0))
+    return h + right.repeat(1, 2)[:, None]
+
+
 def parameter_by_data(m: Any, h: Tensor) -> Tensor:
     m.last.weight.data.copy_(centre(h).expand(2, -1))
     return h
@@ -83,7 +100,8 @@ def parameter_exchanged(m: Any, h: Tensor) -> Tensor:
 
 COUPLED = [
     by_data, by_running_data, by_part_of_data, by_detached, by_out, by_bits, seen_by_an_older_view,
-    of_a_row_buffer, parameter_by_data, parameter_exchanged,
+    of_a_row_buffer, by_data_after_the_whole, by_data_after_a_part, parameter_by_data,
+    parameter_exchanged,
 ]  # fmt: skip
 
 

@@ -71,9 +71,10 @@ def test_norms_read_nothing(name: str) -> None:
 
 def test_norms_ask_once_whether_anything_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    real = persample.ledger.doubts
+    real = persample.tape.parameter_forms.doubts
     monkeypatch.setattr(
-        "persample.ledger.doubts", lambda pairs: (asked.append(len(pairs)), real(pairs))[1]
+        "persample.tape.parameter_forms.doubts",
+        lambda pairs: (asked.append(len(pairs)), real(pairs))[1],
     )
     model = nn.Sequential(*[nn.Linear(40, 40, bias=False) for _ in range(3)])
     with persample.record(model) as tape:

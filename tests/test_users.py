@@ -93,3 +93,24 @@ def test_rows_of_users(name: str, lean: bool) -> None:
     sizes = sum(g.abs().square().reshape(5, -1).sum(1) for g in expected.values())
     torch.testing.assert_close(tape.norms(), torch.as_tensor(sizes).sqrt())
     assert relative_error(tape.grads(), expected) < 1e-9
+
+
+def test_an_input_that_is_the_ids_needs_no_constants() -> None:
+    """A graph's batch vector, which pools nodes by counts of its own."""
+
+    class Pooled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 2).double()
+
+        def forward(self, x: Tensor, batch: Tensor) -> Tensor:
+            return torch.nn.functional.one_hot(batch, 3).T.double() @ self.layer(x)
+
+    torch.manual_seed(0)
+    model, x = Pooled(), torch.randn(7, 3).double()
+    batch = torch.tensor([0, 0, 1, 1, 1, 2, 2])
+    with persample.record(model, n=3, sample_ids=batch) as tape:
+        tape.backward(model(x, batch).square().sum(1))
+    with persample.record(model, n=3, sample_ids=batch, constants="batch") as told:
+        told.backward(model(x, batch).square().sum(1))
+    assert relative_error(tape.grads(), told.grads()) == 0

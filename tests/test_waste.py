@@ -100,7 +100,7 @@ def test_looked_up_rows_are_exact(
         torch.testing.assert_close(tape.gram(), g @ g.T)
         kinds = {"items.weight": Rows, "targets.weight": Picked, "bias": Part}
         for name, kind in kinds.items():
-            assert isinstance(tape._ledger.forms([name])[name], kind)
+            assert isinstance(tape._forms.forms([name])[name], kind)
     factors = (0.5 / g.norm(dim=1)).clamp(max=1)
     torch.testing.assert_close(flat(tape.clipped_sum(0.5)), factors @ g)
 
@@ -231,7 +231,7 @@ def test_experts_are_exact_however_tokens_are_spread(
 
     with persample.record(model) as tape:
         tape.backward(each(model, (x, expert)))
-    form = tape._ledger.forms(["weight"])["weight"]
+    form = tape._forms.forms(["weight"])["weight"]
     assert isinstance(form, Pieces if skewed else Outer)
     want = oracle(model, each, (x, expert))["weight"].float()
     torch.testing.assert_close(form.wide_dense(), want, rtol=2e-2, atol=2e-2)
@@ -273,7 +273,7 @@ def walks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
         return walk
 
-    for module, name in (("pulled", "walk_rows"), ("pullback", "walk")):
+    for module, name in (("fast.common_pullback", "walk_rows"), ("pullback", "walk")):
         source = importlib.import_module(f"persample.forms.{module}")
         monkeypatch.setattr(source, name, counted(getattr(source, name)))
     return found

@@ -9,10 +9,12 @@
 torch.Size([2, 1, 3])
 """
 
+import importlib
+import pkgutil
+from typing import TYPE_CHECKING, Any
+
 from . import testing
-from .check import verify
-from .clipping import automatic, flat, per_group, per_layer
-from .entry import record
+from .api import record
 from .errors import (
     MissedUseError,
     MixedSamplesError,
@@ -24,9 +26,13 @@ from .errors import (
     UsageError,
     VerificationError,
 )
-from .inspection import Report, Show, inspect
-from .lean import Ahead
-from .tape import Tape
+from .tape.clipping import automatic, flat, per_group, per_layer
+from .tape.tape import Tape
+from .uses.options import Ahead
+
+if TYPE_CHECKING:
+    from .inspection import Report, Show, inspect
+    from .verification import verify
 
 __all__ = [
     "Ahead",
@@ -52,3 +58,27 @@ __all__ = [
     "verify",
 ]
 __version__ = "0.1.0"
+_LAZY = {
+    "Report": "inspection",
+    "Show": "inspection",
+    "inspect": "inspection",
+    "verify": "verification",
+}
+_SUBMODULES = ("command_line", "expanded_weights", "inspection", "private", "verification")
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """Applications are loaded when they are first used: PEP 562."""
+        if name in _SUBMODULES:
+            return importlib.import_module(f".{name}", __name__)
+        if name not in _LAZY:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)
+        globals()[name] = found
+        return found
+
+
+def __dir__() -> list[str]:
+    packages = (module.name for module in pkgutil.iter_modules(__path__) if module.ispkg)
+    return sorted({*__all__, *packages, "__version__"})

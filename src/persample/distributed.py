@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from .errors import UsageError
-from .nodes import nodes_of
 
 Targets = list[tuple[Tensor, Tensor]]
 
@@ -120,6 +119,34 @@ class Spread:
             work.wait()
         return targets
 
+    def add_mean(self, grads: Mapping[str, Tensor], selected: Mapping[str, Tensor]) -> None:
+        """Add gradients to ``.grad`` as DDP and ``fully_shard`` do: the mean over processes.
+
+        Inside DDP's ``no_sync()`` they stay this process's own, and are reduced with the next.
+        """
+        homes = self.homes()
+        replicas = {id(p): r for r in self._replicas for p in r._module_parameters}
+        for name, parameter in sorted(selected.items()):
+            value, home = grads.get(name), homes.get(id(parameter))
+            replica = replicas.get(id(parameter))
+            if home is not None:
+                groups = home.device_mesh.get_all_groups()  # type: ignore[attr-defined]
+                if _anywhere(value is not None, groups, parameter.device):
+                    whole = torch.zeros_like(parameter) if value is None else value
+                    mean = _scattered(whole, home) / home.device_mesh.size()  # type: ignore[attr-defined]
+                    home.grad = mean if home.grad is None else home.grad + mean
+            elif replica is not None and replica.require_backward_grad_sync:
+                groups = [replica.process_group]
+                if _anywhere(value is not None, groups, parameter.device):
+                    parts = [g for g in (parameter.grad, value) if g is not None]
+                    whole = torch.zeros_like(parameter, requires_grad=False)
+                    for part in parts:
+                        whole += part
+                    dist.all_reduce(whole, group=replica.process_group)
+                    parameter.grad = whole / dist.get_world_size(replica.process_group)
+            elif value is not None:
+                parameter.grad = value if parameter.grad is None else parameter.grad + value
+
     def _problem(self, grads: Mapping[str, Tensor]) -> UsageError | None:
         if any(not r.require_backward_grad_sync for r in self._replicas):
             return UsageError(
@@ -162,10 +189,12 @@ def freed(tensor: Tensor) -> bool:
     return tensor.untyped_storage().size() < tensor.numel() * tensor.element_size()
 
 
-def crosses(edge: Any) -> bool:
-    """Whether a derived tensor was passed to a sharded module: its backward would free memory."""
-    nodes = () if edge is None else nodes_of(edge.node)
-    return any(node.name().startswith("RegisterPostBackwardFunction") for node in nodes)
+def _anywhere(here: bool, groups: Sequence[Any], device: torch.device) -> bool:
+    """Whether a gradient came in one of the processes: then all of them reduce it."""
+    flag = torch.tensor(int(here), device=device)
+    for group in groups:
+        dist.all_reduce(flag, dist.ReduceOp.MAX, group=group)
+    return bool(flag)
 
 
 def _agree(group: Any, device: torch.device, number: int, problem: UsageError | None) -> None:

@@ -7,34 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from .errors import UsageError
+from .inputs.batch_samples import batch_size, take
+
+__all__ = ["LossFn", "batch_size", "oracle", "relative_error", "take"]
 
 LossFn = Callable[[nn.Module, Any], Tensor]
-
-
-def batch_size(batch: Any, dim: int = 0) -> int:
-    """The size of axis ``dim`` of the first tensor in the batch."""
-    for leaf in tree_flatten(batch)[0]:
-        if isinstance(leaf, Tensor) and leaf.dim() > dim:
-            return leaf.shape[dim]
-    raise UsageError(
-        "the batch holds no tensor with samples",
-        fix="a batch is a tensor, or tensors in tuples, lists and dictionaries",
-    )
-
-
-def take(batch: Any, index: Tensor, n: int, dim: int = 0) -> Any:
-    """The batch restricted to some samples: every tensor leaf with n indices on ``dim``."""
-    leaves, spec = tree_flatten(batch)
-    picked = [
-        leaf.index_select(dim, index.to(leaf.device))
-        if isinstance(leaf, Tensor) and leaf.dim() > dim and leaf.shape[dim] == n
-        else leaf
-        for leaf in leaves
-    ]
-    return tree_unflatten(picked, spec)
 
 
 def oracle(
@@ -59,7 +37,7 @@ def oracle(
     Args:
         model: Any module; its ``.grad`` ends as it was.
         loss_fn: A function of (model, batch) that returns one loss per sample.
-        batch: A tensor, or tensors in tuples, lists and dictionaries.
+        batch: A tensor, or tensors in containers of any kind.
         n: The number of samples; else the first tensor tells.
         dim: The axis of the samples in every tensor of the batch.
         twice: Run two copies of each sample and differentiate the first copy's loss: torch's

@@ -14,8 +14,8 @@ from sklearn import datasets
 from torch import Tensor, nn
 
 import persample
-from benchmarks.models import LanguageModel
-from persample.demonstration import demonstration
+from benchmarks.language import LanguageModel
+from persample.command_line.demonstration import demonstration
 
 WORDS = 24
 

@@ -89,15 +89,47 @@ def two_losses() -> Outcome:
     return Outcome(max(answers(tape, expected), alone(model, x, both).error))
 
 
-@CASES.right("forward A, forward B, backward A, backward B")
-def crossed() -> Outcome:
-    model, a, b = net(), data(), data() * 2
-    expected = oracle(model, lambda m, x: squares(m, x) + squares(m, 2 * x), a)
+@CASES.refused("two micro-batches in one block, one backward each")
+def micro_batches() -> Outcome:
+    model = net()
     with persample.record(model) as tape:
-        first, second = squares(model, a), squares(model, b)
+        tape.backward(squares(model, data()))
+        tape.backward(squares(model, data() * 2))
+    return Outcome(0.0)
+
+
+@CASES.refused("forward A, forward B, backward A, backward B")
+def crossed() -> Outcome:
+    model = net()
+    with persample.record(model) as tape:
+        first, second = squares(model, data()), squares(model, data() * 2)
         tape.backward(first)
         tape.backward(second)
+    return Outcome(0.0)
+
+
+def twice(record: Callable[[nn.Module], Any], backward: Callable[..., None]) -> Outcome:
+    """Two views of the same samples, whose losses are added up."""
+    model, a = net(), data()
+    expected = oracle(model, lambda m, x: squares(m, x) + squares(m, 2 * x), a)
+    with record(model) as tape:
+        backward(tape, squares(model, a), squares(model, a.clone() * 2))
     return Outcome(answers(tape, expected))
+
+
+def one_by_one(tape: persample.Tape, first: Tensor, second: Tensor) -> None:
+    tape.backward(first)
+    tape.backward(second)
+
+
+CASES.right(
+    "two views of the same samples: tape.backward(a + b)",
+    persample.record, lambda tape, a, b: tape.backward(a + b),
+)(twice)  # fmt: skip
+CASES.right(
+    "two views of the same samples, one backward each: record(..., same_samples=True)",
+    lambda model: persample.record(model, same_samples=True), one_by_one,
+)(twice)  # fmt: skip
 
 
 @CASES.right("two recordings open one after the other, backward in the other order")

@@ -7,11 +7,18 @@
 >>> model.weight.grad_sample.shape
 torch.Size([2, 1, 3])
 
-Reading order: ``entry.py`` → ``detached.py`` → ``stretch.py`` → ``weight.py`` → ``functions.py``.
+Files have the names they have there: ``expanded_weights_impl`` (ExpandedWeight and the tables),
+``expanded_weights_utils`` (what rules call), ``*_expanded_weights`` (the rules), ``conv_utils``.
+Ours beside them, in the order of a call: ``entry`` → ``detached`` → ``stretch`` → ``written`` for a
+module, ``recorded_rule`` → ``recorded_call`` → ``stretch`` for a function.
 """
 
-from . import functions  # noqa: F401  (fills the table of functions)
-from .contract import (
+from . import recurrent_functions  # noqa: F401  (fills the table of recurrent functions)
+from .conv_expanded_weights import ConvPerSampleGrad
+from .embedding_expanded_weights import EmbeddingPerSampleGrad
+from .entry import call_for_per_sample_grads
+from .expanded_weights_impl import ExpandedWeight, implements_per_sample_grads
+from .expanded_weights_utils import (
     forward_helper,
     is_batch_first,
     maybe_scale_by_batch_size,
@@ -20,11 +27,22 @@ from .contract import (
     sum_over_all_but_batch_and_last_n,
     unpack_expanded_weight_or_tensor,
 )
-from .entry import call_for_per_sample_grads
-from .weight import ExpandedWeight, implements_per_sample_grads
+from .group_norm_expanded_weights import GroupNormPerSampleGrad
+from .instance_norm_expanded_weights import InstanceNormPerSampleGrad
+from .layer_norm_expanded_weights import LayerNormPerSampleGrad
+from .linear_expanded_weights import LinearPerSampleGrad
+from .own import BUILT_IN
+
+BUILT_IN.update(ExpandedWeight.handled_functions.values())
 
 __all__ = [
+    "ConvPerSampleGrad",
+    "EmbeddingPerSampleGrad",
     "ExpandedWeight",
+    "GroupNormPerSampleGrad",
+    "InstanceNormPerSampleGrad",
+    "LayerNormPerSampleGrad",
+    "LinearPerSampleGrad",
     "call_for_per_sample_grads",
     "forward_helper",
     "implements_per_sample_grads",

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import numbers
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves
 
-from ..arguments import walk
 from ..errors import UsageError, describe, here
-from ..parameters import modules_of
-from .stretch import Batch, multiple_calls, run
+from ..inputs.input_trees import walk
+from ..uses.parameters import modules_of
+from .sample_batch import Batch
+from .stretch import multiple_calls, run
 
 
 def call_for_per_sample_grads(
@@ -39,13 +42,14 @@ def call_for_per_sample_grads(
     torch.Size([4, 2, 3])
     """
     _expect(module, batch_size, loss_reduction)
+    given = None if batch_size is None else int(batch_size)
     known = [p for _, part in modules_of(module) for p in part._parameters.values()]
     _expect_cleared(module, known)
     dim = 0 if batch_first else 1
 
     @functools.wraps(module.forward)
     def call(*args: Any, **kwargs: Any) -> Any:
-        n = _inferred(module, args, kwargs, dim) if batch_size is None else batch_size
+        n = _inferred(module, args, kwargs, dim) if given is None else given
         trainable = _expect_cleared(module, known) or any(
             p.requires_grad for p in module.parameters()
         )
@@ -70,7 +74,8 @@ def _expect(module: Any, batch_size: Any, loss_reduction: Any) -> None:
             where=describe(here()),
             fix="Expanded Weights are made of the parameters of a module: pass one",
         )
-    if batch_size is not None and not isinstance(batch_size, int):
+    whole = isinstance(batch_size, numbers.Integral) and not isinstance(batch_size, bool)
+    if batch_size is not None and not whole:
         raise UsageError(
             f"Batch size passed must be None or an integer, got {type(batch_size).__name__}",
             where=describe(here()),
@@ -109,18 +114,36 @@ def _inferred(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], 
             why=f"no argument is a tensor with an axis {dim}",
             fix="call_for_per_sample_grads(module, batch_size=n)",
         )
-    odd = next((size for size in sizes if size != sizes[0]), None)
-    if odd is not None:
-        raise UsageError(
-            f"Expanded Weights found at least one input with batch size {sizes[0]} and one with "
-            f"batch size {odd}",
-            where=_place(module),
-            why=f"axis {dim} of every tensor is taken to hold the samples",
-            fix="batch_size=n, if some arguments hold no samples (masks, position ids)",
-        )
+    if any(size != sizes[0] for size in sizes):
+        raise _different(module, args, kwargs, dim)
     if leaves is not args:
         _expect_hidden(module, (args, kwargs), sizes[0], dim)
     return sizes[0]
+
+
+def _different(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dim: int
+) -> UsageError:
+    """The error for inputs that disagree on the batch size."""
+    try:
+        named = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+    except (TypeError, ValueError):  # forward will say what is wrong, or has no signature
+        named = {f"argument {k}": value for k, value in enumerate(args)} | kwargs
+    found: list[tuple[str, int]] = []
+    for name, value in named.items():
+        leaves, _ = tree_flatten_with_path(value, is_leaf=lambda v: isinstance(v, PackedSequence))
+        sizes = [(name + keystr(path), _size(leaf, dim)) for path, leaf in leaves]
+        found += [(path, size) for path, size in sizes if size is not None]
+    first, size = found[0]
+    second, odd = next(item for item in found if item[1] != size)
+    return UsageError(
+        f"Expanded Weights found at least one input with batch size {size} and one with "
+        f"batch size {odd}: {first} and {second}",
+        where=_place(module),
+        why=f"axis {dim} of every tensor is taken to hold the samples",
+        fix=f"call_for_per_sample_grads(module, batch_size={size}), if {second} holds no samples "
+        "(a mask, position ids)",
+    )
 
 
 def _place(module: nn.Module) -> str:

@@ -3,54 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..calls import Calls
 from ..errors import UsageError, describe, here
-from ..layout import Layout, closed
-from ..propagate import Operator, collect
-from ..recorder import Recorder
-from .weight import ExpandedWeight
-
-if TYPE_CHECKING:
-    from .stretch import Batch
+from ..layouts import Operator, collect
+from ..layouts.layout import Layout, closed
+from ..recording.recorder import Recording
+from ..uses.context import Context
+from .expanded_weights_impl import ExpandedWeight
+from .sample_batch import Batch
 
 BUILT_IN: set[Any] = set()
 
 
-def use_own_rules(recorder: Recorder, batch: Batch) -> None:
-    """Let the recorder apply rules that are not ours, if there are any."""
+def use_own_rules(recording: Recording, batch: Batch) -> None:
+    """Let the recording apply rules that are not ours, if there are any."""
     own = {
         function: rule
         for function, rule in ExpandedWeight.handled_functions.items()
         if rule not in BUILT_IN
     }
     if own:
-        recorder.calls = recorder.mode.calls = OwnRules(recorder, batch, own)
+        recording.intercept(OwnRules(recording.context, batch, own))
 
 
-class OwnRules(Calls):
+class OwnRules:
     """Expand the parameters among the arguments, apply the rule, say where the samples are."""
 
-    def __init__(self, recorder: Recorder, batch: Batch, own: dict[Any, Any]) -> None:
-        super().__init__(recorder)
-        self.batch, self.own = batch, own
+    def __init__(self, context: Context, batch: Batch, own: dict[Any, Any]) -> None:
+        self._context, self.batch, self.own = context, batch, own
 
-    def handle(
+    def __call__(
         self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Any:
-        """The rule's result, if a parameter is among the arguments; else as ever."""
+        """The rule's result, if a parameter is among the arguments; else NotImplemented."""
         values = [*args, *kwargs.values()]
-        slots = self.recorder.parameters.slots
+        slots = self._context.parameters.slots
         if (
             func not in self.own
             or not torch.is_grad_enabled()
             or not any(id(v) in slots for v in values)
         ):
-            return super().handle(operator, func, args, kwargs)
+            return NotImplemented
         self._expect_samples(operator, values)
         expanded = [self._expanded(v) if id(v) in slots else v for v in values]
         out = self.own[func].apply(tuple(kwargs), func, *expanded)
@@ -58,8 +55,8 @@ class OwnRules(Calls):
         collect(out, found)
         for tensor in found:
             if tensor.requires_grad:
-                self.recorder.custom.vouched.append(tensor.grad_fn)
-                self.recorder.marks.put(tensor, closed(self.batch.dim))
+                self._context.user_code.vouched.append(tensor.grad_fn)
+                self._context.states.put(tensor, closed(self.batch.dim))
         return out
 
     def _expanded(self, parameter: Tensor) -> ExpandedWeight:
@@ -70,7 +67,7 @@ class OwnRules(Calls):
 
     def _expect_samples(self, operator: Operator, values: list[Any]) -> None:
         data = next((v for v in values if isinstance(v, Tensor)), None)
-        state = None if data is None else self.recorder.look(data)
+        state = None if data is None else self._context.look(data)
         if self.batch.size == 1 or state is closed(self.batch.dim):
             return
         kind = f"{state}" if isinstance(state, Layout) else "no samples"

@@ -7,7 +7,7 @@ of it; its backward runs the stretch's own backward pass under the recorder's ey
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,28 +15,19 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from ..backward import engine, receiving
-from ..entry import record
+from ..api import record
 from ..errors import LOOP, MixedSamplesError, StaleError, UsageError
-from ..layout import CONSTANT, Mixed
-from ..marks import Derived, version
-from ..proof import expect_possible
-from ..tape import Tape
-from .containers import mapped
-from .contract import accumulate, filled_up
+from ..inputs.containers import mapped
+from ..layouts.layout import CONSTANT, Mixed
+from ..recording.recorder import Recording
+from ..tape.tape import Tape
+from ..uses.context import ANCHOR
+from ..uses.tensor_states import Derived, version
 from .detached import Detached, rewrite
 from .own import use_own_rules
+from .sample_batch import Batch
+from .sample_rows import accumulate, filled_up
 from .written import Written
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """How many samples, on which axis, how the loss joins them, and how many rows are wanted."""
-
-    size: int
-    dim: int
-    loss_reduction: str
-    rows: int
 
 
 @dataclass
@@ -44,6 +35,7 @@ class Stretch:
     """What the caller's graph refers to: places in the graph, not the outputs' memory."""
 
     tape: Tape
+    recording: Recording
     batch: Batch
     inputs: list[Tensor]
     outputs: list[GradientEdge]
@@ -61,14 +53,13 @@ class Stretch:
                 "Trying to backward through the graph a second time; call the first backward with "
                 "retain_graph=True"
             )
-        self.tape._ledger.retain = keep
         roots, seeds = [self.outputs[k] for k, _ in pairs], [g for _, g in pairs]
         try:
             if wanted:
                 self._expect(k for k, _ in pairs)
-                self._into_grad_sample(lambda: engine(roots, seeds, keep))
+                self._into_grad_sample(roots, seeds, retain=keep)
             elif self.inputs:
-                self._silently(lambda: engine(roots, seeds, keep, self.inputs))
+                self.recording.passes.run_silently(roots, seeds, self.inputs, retain=keep)
             return [x.grad for x in self.inputs]
         finally:
             for x in self.inputs:
@@ -77,44 +68,27 @@ class Stretch:
                 self.outputs, self.states = [], []
                 self.tape.close()
 
-    def _into_grad_sample(self, run: Callable[[], None]) -> None:
-        recorder, ledger = self.tape._open(), self.tape._ledger
-        selected = recorder.parameters.selected
-        recorder.parameters.expect_no_hooks()
-        expect_possible(recorder)
-        unfollowed = recorder.custom.unfollowed([edge.node for edge in self.outputs])
-        if unfollowed is not None:
-            raise unfollowed
+    def _into_grad_sample(
+        self, roots: list[GradientEdge], seeds: list[Tensor], *, retain: bool
+    ) -> None:
+        selected = self.recording.context.parameters.selected
         before = self._expect_current(selected)
-        ledger.sink = written = Written(selected)
+        written = Written(selected)
         try:
-            with receiving(recorder, 1.0):
-                run()
-            if ledger.trouble is not None:
-                raise ledger.trouble
+            self.recording.passes.run_backward(roots, seeds, written, retain=retain)
         except BaseException:
             for name, parameter in selected.items():
                 if getattr(parameter, "grad_sample", None) is not before[name]:
                     parameter.grad_sample = before[name]  # type: ignore[attr-defined]
             raise
         with torch._C.DisableTorchFunction(), torch.no_grad():
-            written.settle()
+            written.finish()
             for name in written.rows:
                 rows = written.finished(name)
                 if self.batch.loss_reduction == "mean":
                     rows *= self.batch.rows
                 accumulate(selected[name], filled_up(rows, self.batch.rows))
         self.written = {n: getattr(p, "grad_sample", None) for n, p in selected.items()}
-
-    def _silently(self, run: Callable[[], None]) -> None:
-        """Gradients of inputs alone were asked for; parameters get nothing."""
-        recorder, ledger = self.tape._open(), self.tape._ledger
-        ledger.muted = True
-        try:
-            with recorder.watching():
-                run()
-        finally:
-            ledger.muted = False
 
     def _expect(self, used: Any) -> None:
         """Refuse gradients of outputs that are not one sample's each, or a sum over samples."""
@@ -158,6 +132,17 @@ def multiple_calls(name: str) -> UsageError:
     )
 
 
+def expect_first_order() -> None:
+    """Refuse a backward pass that is to be differentiated itself."""
+    if torch.is_grad_enabled():
+        raise MixedSamplesError(
+            "Expanded Weights cannot compute gradients of gradients",
+            why="create_graph=True (a gradient penalty) reaches parameters in ways that were not "
+            "recorded",
+            fix='persample.record(..., unproven="loop") follows it',
+        )
+
+
 class Node(torch.autograd.Function):
     """A stretch as one node of the caller's graph."""
 
@@ -173,13 +158,7 @@ class Node(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         """Per-sample gradients, unless only gradients of inputs were asked for."""
-        if torch.is_grad_enabled():
-            raise MixedSamplesError(
-                "Expanded Weights cannot compute gradients of gradients",
-                why="create_graph=True (a gradient penalty) reaches parameters in ways that were "
-                "not recorded",
-                fix='persample.record(..., unproven="loop") follows it',
-            )
+        expect_first_order()
         if all(g is None for g in grads):
             return (None,) * (3 + len(ctx.stretch.inputs))
         # the anchor is a leaf, so that it is reached exactly where parameters would be
@@ -203,19 +182,23 @@ def run(
     inputs = Detached(writable=not shared)
     args, kwargs = mapped(args, inputs), mapped(kwargs, inputs) if kwargs else kwargs
     recorder = record(module, n=batch.size, dim=batch.dim, **options)
-    use_own_rules(recorder, batch)
+    recording = recorder.recording
+    if not shared:  # a call of one function has found its rule already
+        use_own_rules(recording, batch)
     for given in inputs.given:
-        recorder.marks.put(given, CONSTANT)  # until it is known to hold samples
-    recorder.inputs.begin(module, args, kwargs)
+        recording.context.states.put(given, CONSTANT)  # until it is known to hold samples
+    recording.inputs.begin(module, args, kwargs)
+    recording.context.backward.strict = True
     with recorder as tape:
-        tape._ledger.strict = True
         result = module(*args, **kwargs)
-    return _in_one_node(tape, result, inputs, batch, shared)
+    return _in_one_node(tape, recording, result, inputs, batch, shared)
 
 
-def _in_one_node(tape: Tape, result: Any, inputs: Detached, batch: Batch, shared: bool) -> Any:
+def _in_one_node(
+    tape: Tape, recording: Recording, result: Any, inputs: Detached, batch: Batch, shared: bool
+) -> Any:
     """The result, its tensors outputs of one node of the caller's graph."""
-    recorder = tape._open()
+    context = recording.context
     outputs: list[Tensor] = []
 
     def gather(tensor: Tensor) -> Tensor:
@@ -228,14 +211,14 @@ def _in_one_node(tape: Tape, result: Any, inputs: Detached, batch: Batch, shared
         written = inputs.written()
         for _, given in written:
             gather(given)
-        states = [recorder.look(out) for out in outputs]
+        states = [context.look(out) for out in outputs]
     if not outputs:
         return result
-    selected = recorder.parameters.selected
+    selected = context.parameters.selected
     edges = [get_gradient_edge(out) for out in outputs]
-    stretch = Stretch(tape, batch, inputs.leaves, edges, states, shared)
+    stretch = Stretch(tape, recording, batch, inputs.leaves, edges, states, shared)
     stretch.versions = {name: version(p) for name, p in selected.items()}
-    made = Node.apply(recorder.anchor, stretch, outputs, *inputs.outer)
+    made = Node.apply(ANCHOR, stretch, outputs, *inputs.outer)
     found = dict(zip(map(id, outputs), made, strict=True))
     for tensor, given in written:
         rewrite(tensor, found[id(given)])

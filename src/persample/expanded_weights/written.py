@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from torch import Tensor
 
-from ..forms import Form, Joint, total, wide
+from ..backward.consumers.protocol import Parts
+from ..backward.contribution import Contribution
+from ..forms import Form, Joint, Patches, total, wide, within
+
+_PARTS = 2  # parts in which the samples' rows of a conv3d are written out
 
 
 class Written:
@@ -17,23 +21,39 @@ class Written:
         self.rows: dict[str, Tensor] = {}
         self.waiting: dict[str, list[Form]] = {}
 
-    def __call__(self, name: str, form: Form) -> None:
-        """Add a use's rows; where code of the user's own follows, all uses wait for each other."""
-        if isinstance(form, Joint):
-            self.waiting.setdefault(name, []).append(form)
-        else:
-            self._add(name, form)
+    def expect(self, names: Iterable[str]) -> None:
+        """Nothing depends on it."""
 
-    def settle(self) -> None:
+    def begin(self) -> None:
+        """A backward pass begins."""
+
+    def take(self, contribution: Contribution, parts: Parts) -> None:
+        """Add a use's rows; where code of the user's own follows, all uses wait for each other."""
+        for name, form in parts(contribution):
+            if isinstance(form, Joint):
+                self.waiting.setdefault(name, []).append(form)
+            else:
+                self._add(name, form)
+
+    def finish(self) -> None:
         """The backward pass is over."""
         for name, forms in self.waiting.items():
             self._add(name, total(forms))
         self.waiting.clear()
 
+    def rollback(self) -> None:
+        """The pass failed: nothing of it is used."""
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.rows.clear()
+        self.waiting.clear()
+
     def _add(self, name: str, form: Form) -> None:
         known = self.rows.get(name)
         if known is None:
-            self.rows[name] = form.fresh()
+            self.rows[name] = _fresh(form)
         elif known.dtype == wide(form.dtype):
             form.add_to(known)
         else:
@@ -43,3 +63,16 @@ class Written:
         """The rows in the parameter's dtype."""
         rows, dtype = self.rows[name], self.selected[name].dtype
         return rows if rows.dtype is dtype else rows.to(dtype)
+
+
+def _fresh(form: Form) -> Tensor:
+    """Rows in memory of their own; those of conv3d for some samples at a time.
+
+    Kernels for volumes copy input and output gradient into an order of their own (oneDNN), while
+    both and the input's gradient are alive.
+    """
+    if not isinstance(form, Patches) or len(form.shape) < 5:
+        return form.fresh()
+    rows = form.grad.new_empty((form.n, *form.shape), dtype=wide(form.dtype))
+    with within(form.n * form.row_bytes() // _PARTS):
+        return form.write(rows)

@@ -1,30 +1,30 @@
 """Forms: representations of n gradients that know their algebra."""
 
-from .apart import Apart
 from .cost import BUDGET, JOINED, LEAN, WALK, Plan, scratch, spans, within
 from .dense import Dense
+from .fast.common_pullback import pulled
+from .fast.disjoint_parts import Pieces
+from .fast.elementwise import Scaled, scaled
+from .fast.picked_rows import Picked
+from .fast.product_cache import sharing
+from .fast.row_cache import kept_rows
+from .fast.single_samples import Apart
+from .fast.stacked import Together, together
 from .form import Form, inner, lift, real, wide
 from .geometry import Geometry
-from .guard import Unsure, doubts, guarded, restored
-from .joint import Joint
-from .keeping import kept_rows
 from .merging import total
 from .outer import Outer
-from .part import Part
 from .patches import Patches
-from .picked import Picked
-from .pieces import Pieces
 from .pixels import Pixels
+from .position_shares import shares
 from .pullback import Pullback
-from .pulled import pulled
 from .replay import Replay
-from .rows import Rows
-from .scaled import Scaled, scaled
-from .shares import shares
-from .sharing import sharing
+from .rounding import Unsure, doubts, guarded, restored
 from .sketch import Sketch, kept_sketch
-from .together import Together, together
+from .strided_part import Part
+from .table_rows import Rows
 from .total import Total
+from .user_maps import Joint
 
 __all__ = [
     "BUDGET",

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from .cost import spans
+from .fast.product_cache import rows_by_rows
 from .form import real, wide
 from .geometry import Geometry, unfold
-from .guard import hidden
-from .sharing import rows_by_rows
+from .rounding import hidden
 
 
 def patch_products(

@@ -7,16 +7,13 @@ t s positions, a b axes of a matrix, k independent blocks, r rows.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from .cost import Plan, scratch, spans
-from .guard import RUN, Unsure, enlarged, finer
-
-if TYPE_CHECKING:
-    from .sketch import Sketch
+from .rounding import RUN, Unsure, enlarged, finer
+from .sketch import Sketch
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

@@ -6,18 +6,18 @@ from collections.abc import Hashable, Iterator
 
 import torch
 
-from .apart import Apart, side_by_side
 from .cost import scratch
 from .dense import Dense
+from .fast.disjoint_parts import Pieces, disjoint
+from .fast.picked_rows import Picked
+from .fast.single_samples import Apart, side_by_side
 from .form import Form, added, wide
-from .joint import Joint, joined
 from .mapped import Mapped
 from .outer import Outer
-from .part import Part
-from .picked import Picked
-from .pieces import Pieces, disjoint
-from .rows import Rows, concatenated_rows
+from .strided_part import Part
+from .table_rows import Rows, concatenated_rows
 from .total import Total
+from .user_maps import Joint, joined
 
 
 def total(forms: list[Form]) -> Form:

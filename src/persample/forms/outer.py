@@ -9,8 +9,8 @@ from torch import Tensor
 
 from .cost import Plan, cheapest, scratch, spans
 from .form import Form, real, squared, wide
-from .guard import Unsure, guarded, restored, rounded, run_of
-from .pairs import between, by_pairs, energies, matrices, weighted, widened, written_out
+from .position_products import between, by_pairs, energies, matrices, weighted, widened, written_out
+from .rounding import Unsure, guarded, restored, rounded, run_of
 from .sketch import Sketch
 
 

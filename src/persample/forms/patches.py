@@ -11,8 +11,8 @@ from .correlation import by_positions, positions_pay, unfold_first
 from .cost import Plan, scratch, spans
 from .form import Form, double, real, squared, wide
 from .geometry import Geometry, unfold
-from .guard import Unsure, astray, guarded, lengths, restored, scale_of
 from .outer import Outer
+from .rounding import Unsure, astray, guarded, lengths, restored, scale_of
 from .sketch import Sketch
 
 _COLUMNS = 8 << 20  # bytes of patches that are written out at once

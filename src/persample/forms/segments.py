@@ -3,20 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from .cost import PICKED, spans
 from .form import squared, wide
-from .guard import finer
-
-if TYPE_CHECKING:
-    from .rows import Rows
+from .rounding import finer
 
 
-def summed(rows: Rows) -> tuple[Tensor, Tensor]:
+class TableRows(Protocol):
+    """Rows of a table, each with its sample, its index and its values."""
+
+    n: int
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+    index: Tensor
+    values: Tensor
+    even: bool  # all samples have equally many
+
+    @property
+    def sample(self) -> Tensor:
+        """The sample of every row."""
+
+    def each(self) -> int:
+        """How many rows a sample has, where all have equally many."""
+
+    def keys(self) -> Tensor:
+        """A number for every (sample, index)."""
+
+    def narrowed(self, first: int, last: int) -> TableRows:
+        """The rows of some samples."""
+
+
+def summed(rows: TableRows) -> tuple[Tensor, Tensor]:
     """Keys and values; those of one key are added up before they are rounded."""
     if rows.dtype == wide(rows.dtype):
         return rows.keys(), rows.values
@@ -26,7 +48,7 @@ def summed(rows: Rows) -> tuple[Tensor, Tensor]:
     return keys, total.to(rows.dtype)
 
 
-def sizes(rows: Rows) -> tuple[Tensor, Tensor]:
+def sizes(rows: TableRows) -> tuple[Tensor, Tensor]:
     """‖Σ‖² of rows with equal (sample, index), and the square of what it may be off by.
 
     Both are added up for every sample. One large row swallows all small ones after it.
@@ -57,7 +79,7 @@ def sizes(rows: Rows) -> tuple[Tensor, Tensor]:
     return each[:, 0], each[:, 1]
 
 
-def _per_sample(rows: Rows, each: Tensor) -> Tensor:
+def _per_sample(rows: TableRows, each: Tensor) -> Tensor:
     """One number for every row, added up for every sample."""
     dtype = finer(rows.device)
     if rows.even:
@@ -65,12 +87,12 @@ def _per_sample(rows: Rows, each: Tensor) -> Tensor:
     return each.new_zeros(rows.n, dtype=dtype).index_add_(0, rows.sample, each.to(dtype))
 
 
-def few(rows: Rows, again: int) -> bool:
+def few(rows: TableRows, again: int) -> bool:
     """Whether indices that occur again are worth being picked out."""
     return 16 * again < rows.index.numel() and rows.values.numel() > PICKED
 
 
-def segments(rows: Rows, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
+def segments(rows: TableRows, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
     """Sums of rows with equal (sample, index) and their indices, a few samples at a time."""
     each = 3 * rows.values.numel() * dtype.itemsize // max(rows.n, 1)
     for first, last in spans(rows.n, each):

@@ -8,18 +8,18 @@ import torch
 from torch import Tensor
 
 from .cost import Plan, all_of
+from .fast.disjoint_parts import Pieces
+from .fast.elementwise import Scaled
 from .form import Form, added, wide
-from .guard import restored
-from .joint import Joint
 from .masked import Masked
 from .outer import Outer
-from .part import Part
-from .pieces import Pieces
 from .pullback import Pullback
 from .replay import Replay
-from .rows import Rows
-from .scaled import Scaled
+from .rounding import restored
 from .sketch import Sketch
+from .strided_part import Part
+from .table_rows import Rows
+from .user_maps import Joint
 
 
 class Total(Form):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from ..nodes import nodes_of
+from ..autograd_graph import nodes_of
 
 Found = list[Tensor | None]
 

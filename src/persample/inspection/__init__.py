@@ -2,7 +2,8 @@
 
 from .compare import Comparison, Snapshot, load
 from .entry import inspect
+from .likeness import Group
 from .report import Report
 from .show import Show
 
-__all__ = ["Comparison", "Report", "Show", "Snapshot", "inspect", "load"]
+__all__ = ["Comparison", "Group", "Report", "Show", "Snapshot", "inspect", "load"]

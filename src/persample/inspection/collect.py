@@ -11,18 +11,22 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ..check import Verification, verify
-from ..conditions import Buffers
-from ..entry import record
+from ..api import record
 from ..errors import PersampleError, UsageError
-from ..tape import Tape
-from ..testing import LossFn, batch_size, take
-from .colours import Whole
+from ..inputs.batch_samples import Pick, batch_size, moved, resolved, take
+from ..run_state import Buffers
+from ..tape.tape import Tape
+from ..testing import LossFn
+from ..verification import Verification, verify
+from .contents import Watcher
 from .cost import Cost, Stopwatch
+from .ids import Ids
+from .order import Order, order_of
 from .progress import Progress
-from .reading import Ids, Pick, labels_of, moved, predictions_of
+from .reading import expect_losses, labels_of, predictions_of, single
 from .show import Gallery, Show
 from .store import Rows, Scratch
+from .whole_samples import Whole
 
 PROBED = 4  # samples of the first batch that the self-check looks at
 
@@ -48,7 +52,7 @@ class Plan:
 class Collected:
     """What is kept of every sample; the first ``count`` rows of everything are complete."""
 
-    def __init__(self, model: nn.Module, plan: Plan) -> None:
+    def __init__(self, model: nn.Module, plan: Plan, order: Order) -> None:
         self.scratch = Scratch(plan.scratch, plan.memory)
         self.model_name = type(model).__name__
         self.dropout = any(
@@ -59,13 +63,13 @@ class Collected:
         self.interrupted = False
         self.names: list[str] = []
         self.shapes: list[tuple[int, ...]] = []
-        self.ids = Ids(plan.ids, self.scratch)
+        self.ids, self.limited = Ids(plan.ids, self.scratch, order), plan.limit is not None
         self.gallery = Gallery(plan.show, self.scratch)
         self.whole = Whole(self.scratch)
         self.losses, self.norms = Rows(self.scratch), Rows(self.scratch)
         self.parameter_norms, self.projections = Rows(self.scratch), Rows(self.scratch)
         self.labels, self.predictions = Rows(self.scratch), Rows(self.scratch)
-        self.noise_parts = Rows(self.scratch)
+        self.contents, self.noise_parts = Rows(self.scratch), Rows(self.scratch)
         self.verification: Verification | None = None
         self.unverified = "not asked for"
         self.without_positions = ""
@@ -81,7 +85,7 @@ class Collected:
 
 def collect(model: nn.Module, loss_fn: LossFn, batches: Iterable[Any], plan: Plan) -> Collected:
     """Record every batch. Ctrl-C ends the pass; what was seen until then is kept."""
-    found = Collected(model, plan)
+    found = Collected(model, plan, order_of(batches))
     total = _length(batches, plan.limit)
     progress = Progress(total, shown=plan.progress)
     watch = Stopwatch(model, loss_fn, found.cost, total)
@@ -125,6 +129,11 @@ def _one_batch(
         kind = type(error)
         what = f"batch {found.batches + 1}: {error.what}"
         raise kind(what, where=error.where, why=error.why, fix=error.fix) from error
+    except Exception as error:
+        told = single(batch, error)
+        if told is None:
+            raise
+        raise told from error
 
 
 def _record(
@@ -132,14 +141,18 @@ def _record(
 ) -> None:
     """Record one batch and keep its rows; they count once all are there."""
     outputs: list[Any] = []
-    hook = model.register_forward_hook(lambda module, args, output: outputs.append(output))
+    watcher = Watcher()
+    options = resolved(plan.options, batch)
+    hooks = [model.register_forward_hook(lambda module, args, output: outputs.append(output))]
+    hooks.append(watcher.watch(model))
     try:
-        with watch.part("record"), record(model, **plan.options) as tape:
+        with watch.part("record"), record(model, **options) as tape:
             losses = loss_fn(model, batch)
-            _expect_losses(losses, tape)
+            expect_losses(losses, tape.n)
             tape.backward(losses)
     finally:
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
     n = tape.n
     with watch.part("norms"):
         by_name = list(tape.parameter_norms().values())
@@ -152,6 +165,9 @@ def _record(
     labels = labels_of(batch, plan.labels, n)
     predictions = predictions_of(outputs[-1] if outputs else None, labels, n)
     tape.close()
+    with watch.part("compare"):
+        ids, dim = found.ids.carried(batch), plan.options.get("dim", 0)
+        contents = watcher.fingerprints(n, dim, ids=ids)
     found.ids.add(batch, n)
     found.gallery.add(batch, n)
     if len(found.gallery.tokens):
@@ -163,6 +179,7 @@ def _record(
         (found.projections, projections),
         (found.labels, labels),
         (found.predictions, predictions),
+        (found.contents, contents),
         (found.noise_parts, _noise_part(norms, projections)),
     ):
         if values is not None:
@@ -189,21 +206,11 @@ def _check(model: nn.Module, loss_fn: LossFn, batch: Any, plan: Plan, found: Col
         found.unverified = "the first batch has one sample, and isolation needs two"
         return
     few = batch
-    if n > PROBED and not {"n", "sample_ids", "constants"} & set(plan.options):
+    told = {"constants", *(k for k in ("n", "sample_ids") if not _pick(plan.options.get(k)))}
+    if n > PROBED and not told & set(plan.options):
         few = take(batch, torch.arange(PROBED), n, dim)
     found.verification = verify(model, loss_fn, few, **plan.options)
     found.unverified = ""
-
-
-def _expect_losses(losses: Any, tape: Tape) -> None:
-    shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
-    if not isinstance(losses, Tensor) or losses.dim() != 1 or shape != (tape.n,):
-        raise UsageError(
-            f"loss_fn returned {shape}, not one loss for each of {tape.n} samples",
-            why="a sample's gradient is the gradient of its own loss",
-            fix='return a vector of losses, e.g. cross_entropy(..., reduction="none"); '
-            "sum or average over positions of a sample, not over samples",
-        )
 
 
 def _noise_part(norms: Tensor, projections: Tensor) -> Tensor:
@@ -217,9 +224,16 @@ def _noise_part(norms: Tensor, projections: Tensor) -> Tensor:
     return torch.stack([torch.tensor(float(n), dtype=torch.float64), size, mean]).unsqueeze(0)
 
 
+def _pick(option: Any) -> bool:
+    return callable(option) or isinstance(option, str)
+
+
 def _size(batch: Any, plan: Plan) -> int | None:
     """How many samples a batch has; None for objects whose inside only the model knows."""
     try:
+        told = resolved(plan.options, batch).get("n")
+        if told is not None:
+            return int(told)
         return batch_size(batch, plan.options.get("dim", 0))
     except UsageError:
         return None

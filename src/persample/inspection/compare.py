@@ -13,9 +13,19 @@ from torch import Tensor
 
 from ..errors import UsageError
 from .scores import STRONG, rank
-from .table import Table
+from .table import Table, aligned, number, written
 
 Id = int | str
+
+
+BY_POSITION = (
+    "Samples were matched by their position, because no ids were given: if the order of the data "
+    "changed, this compares different samples."
+)
+UNMATCHED = (
+    "Samples cannot be matched: no ids were given, and they came in the order of one pass. Pass "
+    "ids= a field of the batch."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +42,16 @@ class Snapshot:
     parameters: dict[str, float] = field(default_factory=dict)
     noise: float | None = None
     model: str = ""
+    in_order: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Differences of two inspections. ``movers`` are the samples whose suspicion changed most."""
+    """Differences of two inspections. ``movers`` are the samples whose suspicion changed most.
+
+    Where one of them has no ids and samples came in the order of its pass alone (``unmatched``),
+    samples cannot be matched, and only medians and parameters are compared.
+    """
 
     common: int
     added: list[Id]
@@ -51,10 +66,9 @@ class Comparison:
     cleared: list[Id]
     movers: Table
     parameters: Table
+    unmatched: bool = False
 
     def __str__(self) -> str:
-        from .summary import changes
-
         return "\n".join(changes(self))
 
 
@@ -96,12 +110,14 @@ def _snapshot(found: dict[str, Any]) -> Snapshot:
         parameters={p["name"]: float(p["quantiles"][3]) for p in found["parameters"]},
         noise=None if noise is None else noise["value"],
         model=str(found["model"]),
+        in_order=bool(found.get("samples in the order of the data", True)),
     )
 
 
 def compare(old: Snapshot, new: Snapshot, k: int = 20) -> Comparison:
     """Match samples by id; medians before and after; who became and who stopped being suspect."""
-    where = {key: i for i, key in enumerate(old.ids)}
+    unmatched = not all(side.ids_given or side.in_order for side in (old, new))
+    where = {} if unmatched else {key: i for i, key in enumerate(old.ids)}
     pairs = [(where[key], j) for j, key in enumerate(new.ids) if key in where]
     before = torch.tensor([i for i, _ in pairs], dtype=torch.long)
     after = torch.tensor([j for _, j in pairs], dtype=torch.long)
@@ -110,8 +126,8 @@ def compare(old: Snapshot, new: Snapshot, k: int = 20) -> Comparison:
     ids = [new.ids[j] for j in after.tolist()]
     return Comparison(
         common=len(pairs),
-        added=[key for key in new.ids if key not in where],
-        removed=[key for key in old.ids if key not in fresh],
+        added=[] if unmatched else [key for key in new.ids if key not in where],
+        removed=[] if unmatched else [key for key in old.ids if key not in fresh],
         by_position=not (old.ids_given and new.ids_given),
         loss=(_median(old.losses), _median(new.losses)),
         norm=(_median(old.norms), _median(new.norms)),
@@ -122,6 +138,7 @@ def compare(old: Snapshot, new: Snapshot, k: int = 20) -> Comparison:
         cleared=[ids[i] for i in (was & ~now).nonzero().flatten().tolist()],
         movers=_movers(old, new, before, after, k),
         parameters=_parameters(old, new),
+        unmatched=unmatched,
     )
 
 
@@ -135,7 +152,7 @@ def _movers(old: Snapshot, new: Snapshot, before: Tensor, after: Tensor, k: int)
     return Table(
         {
             "id": [new.ids[x] for x in j.tolist()],
-            "index": j,
+            "position": j,
             "suspicion before": old.suspicion[i],
             "suspicion now": new.suspicion[j],
             "loss before": old.losses[i],
@@ -162,3 +179,31 @@ def _different(a: Tensor | None, b: Tensor | None, i: Tensor, j: Tensor) -> list
 def _median(values: Tensor) -> float:
     fine = values[torch.isfinite(values)]
     return float(fine.median()) if fine.numel() else math.nan
+
+
+def changes(told: Comparison, *, movers: bool = True) -> list[str]:
+    """What changed, a line each."""
+    lines = [UNMATCHED if told.unmatched else f"{told.common:,} samples in both"]
+    if told.by_position and not told.unmatched:
+        lines.append(BY_POSITION)
+    for name, ids in (("new", told.added), ("gone", told.removed), ("relabelled", told.relabelled)):
+        if ids:
+            lines.append(f"{len(ids):,} {name}: {_few(ids)}")
+    for name, (a, b) in (("loss", told.loss), ("norm", told.norm)):
+        lines.append(f"median {name} {number(a)} → {number(b)}")
+    if told.noise[0] is not None and told.noise[1] is not None:
+        lines.append(f"noise scale {number(told.noise[0])} → {number(told.noise[1])}")
+    if told.repredicted:
+        lines.append(f"{told.repredicted:,} predictions changed")
+    for name, ids in (("became suspect", told.new_suspects), ("no longer suspect", told.cleared)):
+        if ids:
+            lines.append(f"{len(ids):,} {name}: {_few(ids)}")
+    if movers and len(told.movers):
+        heads = ["id", "suspicion before", "suspicion now", "loss before", "loss now"]
+        rows = [[written(row[h]) for h in heads] for row in told.movers.rows()]
+        lines += ["", *aligned([heads, *rows[:8]])]
+    return lines
+
+
+def _few(ids: list[int | str]) -> str:
+    return ", ".join(map(str, ids[:8])) + (" …" if len(ids) > 8 else "")

@@ -9,11 +9,12 @@ import torch
 from torch import nn
 
 from ..errors import UsageError
-from ..requests import expect_loss_fn, shown, whole
+from ..inputs.batch_samples import Pick
 from ..testing import LossFn
+from ..validation import expect_loss_fn, shown, whole
 from .collect import Plan, collect, untouched
 from .colours import colour
-from .reading import Pick, expect_batches
+from .reading import expect_batches
 from .report import Report
 from .show import Show
 
@@ -53,8 +54,10 @@ def inspect(
         model: Any module; it is not changed.
         loss_fn: A function of (model, batch) that returns one loss per sample.
         batches: Any iterable of batches.
-        ids: The samples' own names: one per sample in order, or a key, position or function of the
-            batch. Shuffled data need the latter.
+        ids: The samples' own names, one per sample: a key, attribute, position or function of the
+            batch that carries them; or all of them in the order of the data, which is refused with
+            a loader that may reorder samples. Without them, samples are numbered: 7 where the order
+            is that of the data, "pass-7" where it is that of this pass.
         labels: Where whole-number labels are. Else ``batch[1]``, or the key "labels", "label", "y"
             or "target", is taken if it looks like labels; False takes none.
         show: How samples are shown.
@@ -65,7 +68,8 @@ def inspect(
         progress: Tell how far it is; else only on a terminal.
         memory: Bytes of each column that stay in memory; longer ones go to files in ``scratch``.
         scratch: The directory of those files.
-        **options: For :func:`persample.record`.
+        **options: For :func:`persample.record`. ``n`` and ``sample_ids`` may also be a key or
+            attribute of the batch, or a function of it.
 
     Raises:
         UsageError: An argument has no meaning, or there are no data.

@@ -4,32 +4,30 @@ from __future__ import annotations
 
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 from . import words
+from .compare import Comparison
+from .compare import changes as lines_of
+from .findings import Findings
 from .picture import picture
 from .plots import boxes, clip_plot, histogram
 from .samples import plain_table, sample_table
 from .scores import STRONG
 from .table import number
 
-if TYPE_CHECKING:
-    from .compare import Comparison
-    from .report import Report
-
 HERE = Path(__file__).parent
 GROUPS = 24  # groups of duplicates that are shown
 
 
-def page(report: Report, changes: Comparison | None = None, *, k: int = 24) -> str:
+def page(report: Findings, changes: Comparison | None = None, *, k: int = 24) -> str:
     """All of it. Sections without content are left out."""
     parts = [
         ("changed", "What changed", _changed(changes)),
         ("suspects", "Suspects", _suspects(report, k)),
         ("outliers", "Largest gradients", _outliers(report, k)),
-        ("duplicates", "Near-duplicates", _duplicates(report)),
+        ("duplicates", "Duplicates", _duplicates(report)),
         ("nonfinite", "Not finite", _nonfinite(report, k)),
         ("layers", "Gradients by parameter", _layers(report)),
         ("clipping", "What clipping would do", _clipping(report)),
@@ -57,7 +55,7 @@ def page(report: Report, changes: Comparison | None = None, *, k: int = 24) -> s
     )
 
 
-def _header(report: Report) -> str:
+def _header(report: Findings) -> str:
     tiles = "".join(
         f'<a class="tile {v.state}" href="#{v.section}"><strong>{escape(v.head)}</strong>'
         f"<span>{escape(v.text)}</span></a>"
@@ -88,23 +86,21 @@ def _footer() -> str:
 def _changed(changes: Comparison | None) -> str:
     if changes is None:
         return ""
-    from .summary import changes as told
-
-    lines = "".join(f"<li>{escape(line)}</li>" for line in told(changes, movers=False))
+    lines = "".join(f"<li>{escape(line)}</li>" for line in lines_of(changes, movers=False))
     text = f'<ul class="facts">{lines}</ul>'
     if len(changes.movers):
-        columns = [name for name in changes.movers.columns if name != "index"]
+        columns = [name for name in changes.movers.columns if name != "position"]
         rows = [[row[name] for name in columns] for row in changes.movers.rows()][:10]
         text += "<h3>Samples whose suspicion moved most</h3>"
         text += plain_table(columns, rows, "movers")
     return text
 
 
-def _suspects(report: Report, k: int) -> str:
+def _suspects(report: Findings, k: int) -> str:
     if not bool(report.finite.any()):
         return ""
     what = "label is wrong" if report.labels is not None else "sample is odd"
-    indices = torch.as_tensor(report.suspects(k)["index"]).tolist()
+    indices = torch.as_tensor(report.suspects(k)["position"]).tolist()
     return (
         f"<p>Most likely first. A score above {STRONG} counts as a suspect: {report.strong:,} of "
         f"{report.count:,}. The gradients most parallel to a sample's come from inputs like it; "
@@ -113,10 +109,10 @@ def _suspects(report: Report, k: int) -> str:
     )
 
 
-def _outliers(report: Report, k: int) -> str:
+def _outliers(report: Findings, k: int) -> str:
     if not bool(report.finite.any()):
         return ""
-    indices = torch.as_tensor(report.outliers(k // 2 or 1)["index"]).tolist()
+    indices = torch.as_tensor(report.outliers(k // 2 or 1)["position"]).tolist()
     sizes = report.norms[report.finite]
     median = float(sizes.median())
     times = f", {number(float(sizes.max()) / median)} times the median" if median else ""
@@ -128,27 +124,35 @@ def _outliers(report: Report, k: int) -> str:
     )
 
 
-def _duplicates(report: Report) -> str:
-    if not report.groups:
-        return ""
+def _duplicates(report: Findings) -> str:
+    made = report.likeness
+    near = words.ALIKE if made.compared else words.NOT_COMPARED
+    return _groups(report, made.identical, "Identical inputs", words.IDENTICAL) + _groups(
+        report, made.alike, "Nearly equal gradients", near
+    )
+
+
+def _groups(report: Findings, groups: list[list[int]], title: str, text: str) -> str:
     cards = []
-    for group in report.groups[:GROUPS]:
+    for group in groups[:GROUPS]:
         members = "".join(
             f"<figure>{picture(report.shown(i), f'sample {report.ids[i]}')}"
             f"<figcaption>{escape(str(report.ids[i]))}</figcaption></figure>"
             for i in group[:6]
         )
         more = f"<span>and {len(group) - 6:,} more</span>" if len(group) > 6 else ""
+        if group in report.likeness.conflicting:
+            more += "<span>different labels</span>"
         cards.append(f'<div class="group">{members}{more}</div>')
-    rest = len(report.groups) - GROUPS
+    if not cards:
+        return ""
+    rest = len(groups) - GROUPS
     more = f"<p>… and {rest:,} more groups, in the JSON file.</p>" if rest > 0 else ""
-    return (
-        f"<p>{len(report.groups):,} groups of samples whose gradients differ by less than 2% of "
-        f'their length.</p><div class="groups">{"".join(cards)}</div>{more}'
-    )
+    count = f"{len(groups):,} group{'' if len(groups) == 1 else 's'}"
+    return f'<h3>{title}: {count}</h3><p>{text}</p><div class="groups">{"".join(cards)}</div>{more}'
 
 
-def _nonfinite(report: Report, k: int) -> str:
+def _nonfinite(report: Findings, k: int) -> str:
     indices = report.nonfinite.tolist()
     if not indices:
         return ""
@@ -159,7 +163,7 @@ def _nonfinite(report: Report, k: int) -> str:
     )
 
 
-def _layers(report: Report) -> str:
+def _layers(report: Findings) -> str:
     plot = boxes(report.parameters)
     if not plot:
         return ""
@@ -169,7 +173,7 @@ def _layers(report: Report) -> str:
     )
 
 
-def _clipping(report: Report) -> str:
+def _clipping(report: Findings) -> str:
     plot = clip_plot(report.clip_curve)
     if not plot:
         return ""
@@ -180,16 +184,16 @@ def _clipping(report: Report) -> str:
     )
 
 
-def _noise(report: Report) -> str:
+def _noise(report: Findings) -> str:
     return f"<p>{escape(words.noise_words(report))}</p><p class='quiet'>{words.NOISE_CAVEAT}</p>"
 
 
-def _unused(report: Report) -> str:
+def _unused(report: Findings) -> str:
     names = "".join(f"<li><code>{escape(name)}</code></li>" for name in report.without_gradient)
     return f"<p>Zero for every sample seen:</p><ul>{names}</ul>" if names else ""
 
 
-def _check(report: Report) -> str:
+def _check(report: Findings) -> str:
     check = report.verification
     if check is None:
         return f"<p>Not run: {escape(report.collected.unverified)}.</p>"
@@ -203,7 +207,7 @@ def _check(report: Report) -> str:
     )
 
 
-def _cost(report: Report) -> str:
+def _cost(report: Findings) -> str:
     cost, made = report.cost, report.collected
     rows = [
         (name, seconds) for name, seconds in cost.seconds.items() if seconds > 1e-4 * cost.total

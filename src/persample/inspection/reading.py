@@ -1,26 +1,24 @@
-"""What a batch says of its samples: how many, their ids, labels and what the model predicts."""
+"""What a batch says of its samples: their labels, and what the model predicts."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils.data import Dataset, IterableDataset
 
 from ..errors import UsageError
-from .store import Rows, Scratch, Texts
+from ..inputs.batch_samples import Pick, described, one_batch, picked, tensors
 
-Pick = Callable[[Any], Any] | str | int
 LABELS = ("labels", "label", "y", "target", "targets")
 
 
 def expect_batches(batches: Any) -> Iterable[Any]:
     """Refuse a single batch given where an iterable of batches belongs."""
-    tensors = isinstance(batches, tuple) and any(isinstance(b, Tensor) for b in batches)
-    if isinstance(batches, (Tensor, Mapping, str)) or tensors:
+    expect_no_data_set(batches)
+    if one_batch(batches) or isinstance(batches, str):
         raise UsageError(
             f"inspect takes an iterable of batches, got one {type(batches).__name__}",
             why="a loop over it would not give batches",
@@ -34,22 +32,42 @@ def expect_batches(batches: Any) -> Iterable[Any]:
     return batches
 
 
-def moved(batch: Any, device: torch.device | str | None) -> Any:
-    """The batch with all its tensors on a device."""
-    if device is None:
-        return batch
-    return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, batch)
-
-
-def picked(pick: Pick, batch: Any, what: str) -> Any:
-    """An entry of a batch by key, by position or by function."""
-    try:
-        return pick(batch) if callable(pick) else batch[pick]
-    except (KeyError, IndexError, TypeError) as error:
+def expect_no_data_set(data: Any) -> None:
+    """Refuse a data set, of torch or of Hugging Face, given where its batches belong."""
+    columns = hasattr(data, "column_names") and hasattr(data, "features")
+    single_items = isinstance(data, Dataset) and not isinstance(data, IterableDataset)
+    if single_items or columns:
         raise UsageError(
-            f"{what}={pick!r} is not in the batch", why=f"{type(error).__name__}: {error}",
-            fix="give a key or position of the batch, or a function of it",
-        ) from error  # fmt: skip
+            f"inspect takes batches, got a data set ({type(data).__name__})",
+            why="a loop over it gives single samples",
+            fix="DataLoader(dataset, batch_size=64) with your collate_fn; batch_size=None if its "
+            "items are whole batches",
+        )
+
+
+def single(batch: Any, error: Exception) -> UsageError | None:
+    """What to say if the step failed on something without tensors: most likely a single sample."""
+    if tensors(batch):
+        return None
+    message = (str(error).strip().splitlines() or [""])[0]
+    return UsageError(
+        f"the training step failed on {described(batch)}, which holds no tensors",
+        why=f"{type(error).__name__}: {message}; a data set gives single samples, not batches",
+        fix="pass DataLoader(dataset, batch_size=64, collate_fn=...) with a collate_fn that makes "
+        "tensors",
+    )
+
+
+def expect_losses(losses: Any, n: int) -> None:
+    """One loss for each of n samples."""
+    shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+    if shape != (n,):
+        raise UsageError(
+            f"loss_fn returned {shape}, not one loss for each of {n} samples",
+            why="a sample's gradient is the gradient of its own loss",
+            fix='return a vector of losses, e.g. cross_entropy(..., reduction="none"); '
+            "sum or average over positions of a sample, not over samples",
+        )
 
 
 def labels_of(batch: Any, pick: Pick | Literal[False] | None, n: int) -> Tensor | None:
@@ -66,14 +84,24 @@ def labels_of(batch: Any, pick: Pick | Literal[False] | None, n: int) -> Tensor 
                 fix="labels= a key, position or function of the batch; or leave it out",
             )
         return found.detach().long().cpu()
-    usual: Any = None
-    if isinstance(batch, Mapping):
-        usual = next((batch[key] for key in LABELS if key in batch), None)
-    elif isinstance(batch, (tuple, list)) and len(batch) >= 2:
-        usual = batch[1]
+    usual = _usual(batch)
     if not isinstance(usual, Tensor) or usual.is_floating_point() or usual.is_complex():
         return None
     return usual.detach().long().cpu() if tuple(usual.shape) == (n,) else None
+
+
+def _usual(batch: Any) -> Any:
+    """What lies where batches usually have labels."""
+    if isinstance(batch, Mapping):
+        return next((batch[key] for key in LABELS if key in batch), None)
+    named = None
+    if not isinstance(batch, Tensor):
+        named = next((name for name in LABELS if hasattr(batch, name)), None)
+    if named is not None:
+        return getattr(batch, named)
+    if isinstance(batch, (tuple, list)) and len(batch) >= 2:
+        return batch[1]
+    return None
 
 
 def predictions_of(output: Any, labels: Tensor | None, n: int) -> Tensor | None:
@@ -89,56 +117,3 @@ def predictions_of(output: Any, labels: Tensor | None, n: int) -> Tensor | None:
     if labels.numel() and int(labels.max()) >= output.shape[1]:
         return None
     return output.detach().argmax(1).cpu()
-
-
-class Ids:
-    """The user's own names of the samples, or their positions."""
-
-    def __init__(self, source: Pick | Iterable[Any] | None, scratch: Scratch) -> None:
-        self._pick: Pick | None = None
-        self._stream: Iterator[Any] | None = None
-        if callable(source) or isinstance(source, (str, int)):
-            self._pick = source
-        elif source is not None:
-            self._stream = iter(source)
-        self.given = source is not None
-        self.count = 0
-        self._numbers, self._texts = Rows(scratch), Texts(scratch)
-        self._kind: type | None = None
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> int | str:
-        if not self.given:
-            return index
-        if self._kind is int:
-            return int(self._numbers.tensor()[index])
-        return self._texts[index]
-
-    def add(self, batch: Any, n: int) -> None:
-        """Read the ids of one batch."""
-        self.count += n
-        if not self.given:
-            return
-        if self._stream is not None:
-            found = list(itertools.islice(self._stream, n))
-        else:
-            assert self._pick is not None
-            value = picked(self._pick, batch, "ids")
-            found = value.tolist() if isinstance(value, Tensor) else list(value)
-        if len(found) != n:
-            raise UsageError(
-                f"{len(found)} ids for a batch of {n} samples",
-                fix="ids= one id per sample in order, or a key, position or function of the batch",
-            )
-        found = [value.item() if isinstance(value, Tensor) else value for value in found]
-        whole = all(isinstance(v, int) and not isinstance(v, bool) for v in found)
-        if self._kind is None:
-            self._kind = int if whole else str
-        if self._kind is int and not whole:
-            raise UsageError("some ids are whole numbers and some are not", fix="give all as text")
-        if self._kind is int:
-            self._numbers.append(torch.tensor(found, dtype=torch.int64))
-        else:
-            self._texts.append([str(value) for value in found])

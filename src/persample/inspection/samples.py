@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-from typing import TYPE_CHECKING
 
+from .findings import Findings
 from .picture import picture
 from .table import number, written
-
-if TYPE_CHECKING:
-    from .report import Report
+from .words import id_head
 
 PARAMETERS = 8  # parameters shown in an opened sample
 
 
-def sample_table(report: Report, indices: Sequence[int], name: str) -> str:
+def sample_table(report: Findings, indices: Sequence[int], name: str) -> str:
     """A table with one group of two rows per sample: the summary, and the details it opens to."""
-    heads = ["", "sample", "id"]
+    heads = ["", "sample", id_head(report)]
     if report.labels is not None:
         heads.append("label")
     if report.predictions is not None:
@@ -43,7 +41,7 @@ def _head(k: int, head: str, sorted_by: bool) -> str:
     return f'<th{kind} aria-sort="{way}">{button}</th>'
 
 
-def _sample(report: Report, i: int, key: str, width: int) -> str:
+def _sample(report: Findings, i: int, key: str, width: int) -> str:
     said = f"sample {report.ids[i]}"
     shown = picture(report.shown(i), said)
     score = float(report.suspicion.score[i])
@@ -75,7 +73,7 @@ def _sample(report: Report, i: int, key: str, width: int) -> str:
     )
 
 
-def _details(report: Report, i: int) -> str:
+def _details(report: Findings, i: int) -> str:
     whole = picture(report.shown(i), f"sample {report.ids[i]}", large=True)
     parts = [f'<div class="whole">{whole}</div>'] if whole else []
     return '<div class="details">' + "".join(
@@ -83,7 +81,7 @@ def _details(report: Report, i: int) -> str:
     ) + "</div>"  # fmt: skip
 
 
-def _reasons(report: Report, i: int) -> str:
+def _reasons(report: Findings, i: int) -> str:
     """The parts of the score in words."""
     if not bool(report.finite[i]):
         return "<div><h4>Not finite</h4><p>Its loss or gradient is NaN or infinite.</p></div>"
@@ -98,12 +96,12 @@ def _reasons(report: Report, i: int) -> str:
     return f"<div><h4>Why this score</h4><ul>{items}</ul></div>"
 
 
-def _place(report: Report, i: int) -> int:
+def _place(report: Findings, i: int) -> int:
     """How many gradients are as long or longer."""
     return int((report.norms[report.finite] >= report.norms[i]).sum())
 
 
-def _nearest(report: Report, i: int) -> str:
+def _nearest(report: Findings, i: int) -> str:
     """The nearest gradients, whether they pull the same way or against."""
     near = report.suspicion.neighbours
     cards = []
@@ -123,7 +121,7 @@ def _nearest(report: Report, i: int) -> str:
     return f'<div><h4>Nearest gradients (cosine)</h4><div class="near">{"".join(cards)}</div></div>'
 
 
-def _shares(report: Report, i: int) -> str:
+def _shares(report: Findings, i: int) -> str:
     """Which parameters the gradient lies in."""
     squares = report.parameter_norms[i].double().square()
     total = float(squares.sum())

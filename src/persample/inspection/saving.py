@@ -10,17 +10,16 @@ import os
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from ..errors import StorageError
+from .findings import Findings
 from .table import Table, plain
 
-if TYPE_CHECKING:
-    from .report import Report
-
-FORMAT = 1
+FORMAT = 2
+INPUTS = {True: "identical", False: "different", None: "not compared"}
 
 
 def write(path: str | Path, parts: Iterable[str]) -> Path:
@@ -59,7 +58,7 @@ def _umask() -> int:
     return mask
 
 
-def json_text(report: Report) -> Iterator[str]:
+def json_text(report: Findings) -> Iterator[str]:
     """The report column by column, so that a large one is not held as one string."""
     head = json.dumps(_clean(facts(report)), ensure_ascii=False, indent=1)
     yield head.rstrip()[:-1].rstrip() + ',\n "samples": {'
@@ -71,7 +70,7 @@ def json_text(report: Report) -> Iterator[str]:
     yield "\n }\n}\n"
 
 
-def facts(report: Report) -> dict[str, Any]:
+def facts(report: Findings) -> dict[str, Any]:
     """All that is not one row per sample."""
     made, noise, curve = report.collected, report.noise, report.clip_curve
     check = report.verification
@@ -83,6 +82,8 @@ def facts(report: Report) -> dict[str, Any]:
         "interrupted": report.interrupted,
         "dropout active": made.dropout,
         "ids given": report.ids_given,
+        "samples in the order of the data": report.in_order,
+        "classes": _classes(report),
         "verified": None if check is None else check.ok,
         "not verified because": made.unverified,
         "cost": {
@@ -90,7 +91,10 @@ def facts(report: Report) -> dict[str, Any]:
             "seconds": {**report.cost.seconds, "total": report.cost.total},
         },
         "nonfinite": [report.ids[i] for i in report.nonfinite.tolist()],
-        "duplicates": [list(group) for group in report.duplicates()],
+        "duplicates": [
+            {"ids": list(group.ids), "inputs": INPUTS[group.identical]}
+            for group in report.duplicates()
+        ],
         "without gradient": report.without_gradient,
         "noise scale": None
         if noise is None
@@ -105,6 +109,15 @@ def facts(report: Report) -> dict[str, Any]:
             for p in report.parameters
         ],
     }
+
+
+def _classes(report: Findings) -> dict[str, str] | None:
+    """The name of every class that occurs, by its number, if names were given."""
+    if report.collected.gallery.show.classes is None:
+        return None
+    columns = (report.labels, report.predictions, report.suspicion.vote)
+    numbers = {int(v) for column in columns if column is not None for v in column.unique()}
+    return {str(number): report.class_name(number) for number in sorted(numbers)}
 
 
 def csv_text(table: Table) -> Iterator[str]:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import UsageError
+from ..inputs.batch_samples import tensors
 from .store import Ragged, Rows, Scratch, Texts
 
 EDGE = 48  # pixels that a thumbnail keeps at most
@@ -75,16 +76,23 @@ class Gallery:
         self.tokens = Ragged(scratch)
         self.contributions: dict[int, Tensor] = {}
         self.texts = Texts(scratch)
+        self._count = 0
 
     def add(self, batch: Any, n: int) -> None:
         """Keep small copies of one batch."""
+        self._keep(batch, n)
+        self._count += n
+
+    def _keep(self, batch: Any, n: int) -> None:
+        """A kind that an earlier batch did not have is left out: its rows would be of others."""
         if self.show.text is not None:
             self._add_texts(list(self.show.text(batch)), n)
             return
         tokens = self._tokens(batch)
         if tokens is not None:
             self._expect(tokens.shape[0], n, "tokens")
-            self.tokens.append(list(tokens.detach()[:, :TOKENS].to("cpu", torch.int32)))
+            if len(self.tokens) == self._count:
+                self.tokens.append(list(tokens.detach()[:, :TOKENS].to("cpu", torch.int32)))
             return
         first = first_tensor(batch)
         images = self.show.images(batch) if self.show.images is not None else first
@@ -92,8 +100,9 @@ class Gallery:
             return
         if self.show.images is not None or (images.dim() == 4 and images.shape[1] in (1, 3)):
             self._expect(images.shape[0], n, "images")
-            self.images.append(_thumbnails(images.detach()))
-        elif images.dim() == 2 and images.shape[0] == n:
+            if len(self.images) == self._count:
+                self.images.append(_thumbnails(images.detach()))
+        elif images.dim() == 2 and images.shape[0] == n and len(self.features) == self._count:
             self.features.append(images.detach()[:, :FEATURES].float())
 
     def __getitem__(self, index: int) -> Shown:
@@ -137,16 +146,7 @@ class Gallery:
 
 def first_tensor(batch: Any) -> Tensor | None:
     """The first tensor of a batch, in the order in which it is written."""
-    if isinstance(batch, Tensor):
-        return batch
-    values = batch.values() if isinstance(batch, Mapping) else batch
-    if isinstance(values, (str, bytes)) or not hasattr(values, "__iter__"):
-        return None
-    for value in values:
-        found = first_tensor(value) if isinstance(value, (Tensor, list, tuple, Mapping)) else None
-        if found is not None:
-            return found
-    return None
+    return next(iter(tensors(batch)), None)
 
 
 def _thumbnails(images: Tensor) -> Tensor:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from . import words
-from .table import aligned, number, written
-
-if TYPE_CHECKING:
-    from .compare import Comparison
-    from .report import Report
+from .compare import changes
+from .findings import Findings
+from .table import aligned, number
 
 COLOURS = {"good": "32", "note": "33", "bad": "31", "head": "1", "quiet": "2"}
 SIGNS = {"good": "✓", "note": "•", "bad": "✗"}
 
 
-def summary(report: Report, *, colour: bool = False, k: int = 8, again: Any = None) -> str:
+def summary(report: Findings, *, colour: bool = False, k: int = 8, again: Any = None) -> str:
     """About a screen of text; ``again`` is a :class:`Comparison` with an earlier report."""
 
     def paint(text: str, name: str) -> str:
@@ -37,11 +35,14 @@ def summary(report: Report, *, colour: bool = False, k: int = 8, again: Any = No
     ):
         if len(table):
             lines += ["", paint(title, "head")]
-            indices = torch.as_tensor(table["index"]).tolist()
+            indices = torch.as_tensor(table["position"]).tolist()
             lines += ["  " + line for line in aligned(_samples(report, indices))]
-    if report.groups:
-        lines += ["", paint("near-duplicates", "head")]
-        lines += [f"  {'  '.join(str(report.ids[i]) for i in g[:8])}" for g in report.groups[:5]]
+    made = report.likeness
+    near = "nearly equal gradients, different inputs" if made.compared else "nearly equal gradients"
+    for title, groups in (("identical inputs", made.identical), (near, made.alike)):
+        if groups:
+            lines += ["", paint(title, "head"), *(f"  {_group(report, g)}" for g in groups[:5])]
+            lines += [f"  … and {len(groups) - 5:,} more groups"] if len(groups) > 5 else []
     if len(report.nonfinite):
         shown = ", ".join(str(report.ids[i]) for i in report.nonfinite[:10].tolist())
         lines += ["", paint("not finite", "head"), f"  {shown}"]
@@ -56,8 +57,8 @@ def summary(report: Report, *, colour: bool = False, k: int = 8, again: Any = No
     return "\n".join(lines)
 
 
-def _samples(report: Report, indices: list[int]) -> list[list[str]]:
-    heads = ["id", "suspicion", "norm", "loss"]
+def _samples(report: Findings, indices: list[int]) -> list[list[str]]:
+    heads = [words.id_head(report), "suspicion", "norm", "loss"]
     heads += ["label"] if report.labels is not None else []
     heads += ["model says"] if report.predictions is not None else []
     heads += ["neighbours say"] if report.suspicion.vote is not None else []
@@ -73,36 +74,14 @@ def _samples(report: Report, indices: list[int]) -> list[list[str]]:
     return rows
 
 
-def _text(report: Report, index: int) -> str:
+def _group(report: Findings, group: list[int]) -> str:
+    more = f"  and {len(group) - 8:,} more" if len(group) > 8 else ""
+    conflict = "  (different labels)" if group in report.likeness.conflicting else ""
+    return "  ".join(str(report.ids[i]) for i in group[:8]) + more + conflict
+
+
+def _text(report: Findings, index: int) -> str:
     shown = report.shown(index)
     text = shown.text or " ".join(shown.tokens or ())
     text = " ".join(text.split())
     return text if len(text) <= 48 else text[:47] + "…"
-
-
-def changes(told: Comparison, *, movers: bool = True) -> list[str]:
-    """What changed, a line each."""
-    lines = [f"{told.common:,} samples in both"]
-    if told.by_position:
-        lines.append(words.BY_POSITION)
-    for name, ids in (("new", told.added), ("gone", told.removed), ("relabelled", told.relabelled)):
-        if ids:
-            lines.append(f"{len(ids):,} {name}: {_few(ids)}")
-    for name, (a, b) in (("loss", told.loss), ("norm", told.norm)):
-        lines.append(f"median {name} {number(a)} → {number(b)}")
-    if told.noise[0] is not None and told.noise[1] is not None:
-        lines.append(f"noise scale {number(told.noise[0])} → {number(told.noise[1])}")
-    if told.repredicted:
-        lines.append(f"{told.repredicted:,} predictions changed")
-    for name, ids in (("became suspect", told.new_suspects), ("no longer suspect", told.cleared)):
-        if ids:
-            lines.append(f"{len(ids):,} {name}: {_few(ids)}")
-    if movers and len(told.movers):
-        heads = ["id", "suspicion before", "suspicion now", "loss before", "loss now"]
-        rows = [[written(row[h]) for h in heads] for row in told.movers.rows()]
-        lines += ["", *aligned([heads, *rows[:8]])]
-    return lines
-
-
-def _few(ids: list[int | str]) -> str:
-    return ", ".join(map(str, ids[:8])) + (" …" if len(ids) > 8 else "")

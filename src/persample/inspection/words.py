@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from .findings import Findings
 from .table import number
-
-if TYPE_CHECKING:
-    from .report import Report
 
 NOT_PRIVATE = (
     "Computed from the data, so it is not private: a threshold chosen by looking at it is not "
@@ -18,9 +15,14 @@ NOISE_CAVEAT = (
     "It holds at this point of training and for batches drawn at random. The mean gradient is "
     "estimated from projections; near a minimum it vanishes and the ratio means little."
 )
-BY_POSITION = (
-    "Samples were matched by their position, because no ids were given: if the order of the data "
-    "changed, this compares different samples."
+IDENTICAL = "What the model received of these samples is the same, byte by byte."
+ALIKE = (
+    "Different inputs with gradients that differ by less than 2% of their norm, as easy samples of "
+    "one class often do: not necessarily duplicates."
+)
+NOT_COMPARED = (
+    "Gradients differ by less than 2% of their norm. Inputs could not be compared, so these need "
+    "not be duplicates."
 )
 
 
@@ -34,7 +36,7 @@ class Verdict:
     text: str
 
 
-def verdicts(report: Report) -> list[Verdict]:
+def verdicts(report: Findings) -> list[Verdict]:
     """The findings, most useful first."""
     return [
         _verified(report), _cost(report), _suspects(report), _dominance(report),
@@ -42,7 +44,7 @@ def verdicts(report: Report) -> list[Verdict]:
     ]  # fmt: skip
 
 
-def _verified(report: Report) -> Verdict:
+def _verified(report: Findings) -> Verdict:
     check = report.verification
     if check is None:
         return Verdict("check", "note", "Not verified", report.collected.unverified)
@@ -55,7 +57,7 @@ def _verified(report: Report) -> Verdict:
     return Verdict("check", "bad", "Wrong", f"{wrong} disagrees: do not trust this report")
 
 
-def _cost(report: Report) -> Verdict:
+def _cost(report: Findings) -> Verdict:
     ratio = report.cost.ratio
     if ratio is None:
         return Verdict("cost", "note", f"{report.cost.total:.1f} s", "no plain step was timed")
@@ -66,7 +68,7 @@ def _cost(report: Report) -> Verdict:
     )  # fmt: skip
 
 
-def _suspects(report: Report) -> Verdict:
+def _suspects(report: Findings) -> Verdict:
     count = report.strong
     what = "label" if report.labels is not None else "sample"
     return Verdict(
@@ -76,7 +78,7 @@ def _suspects(report: Report) -> Verdict:
     )  # fmt: skip
 
 
-def _dominance(report: Report) -> Verdict:
+def _dominance(report: Findings) -> Verdict:
     share = report.share(0.01)
     return Verdict(
         "outliers", "note" if share > 0.25 else "good", f"Top 1% hold {share:.0%}",
@@ -84,17 +86,30 @@ def _dominance(report: Report) -> Verdict:
     )  # fmt: skip
 
 
-def _duplicates(report: Report) -> Verdict:
-    groups = report.groups
-    count = sum(len(group) - 1 for group in groups)
-    text = "samples with the same gradient as an earlier one" if count else "no two gradients agree"
+def _duplicates(report: Findings) -> Verdict:
+    made = report.likeness
+    count = sum(len(group) - 1 for group in made.identical)
+    near = sum(made.distinct(group) - 1 for group in made.alike)
+    if not made.compared:
+        text = "inputs could not be compared; " + _near(near, "")
+        return Verdict("duplicates", "note", "Duplicates unknown", text)
+    text = "samples with the same inputs as an earlier one" if count else "no two inputs are equal"
+    if made.conflicting:
+        text += f", {len(made.conflicting):,} groups with different labels"
     return Verdict(
         "duplicates", "note" if count else "good",
-        f"{count:,} duplicate{'' if count == 1 else 's'}", text,
+        f"{count:,} duplicate{'' if count == 1 else 's'}",
+        f"{text}; {_near(near, 'more ' if count else '')}",
     )  # fmt: skip
 
 
-def _nonfinite(report: Report) -> Verdict:
+def _near(count: int, more: str) -> str:
+    if not count:
+        return f"no {'other ' if more else ''}two gradients nearly agree"
+    return f"{count:,} {more}{'has' if count == 1 else 'have'} nearly the gradient of another"
+
+
+def _nonfinite(report: Findings) -> Verdict:
     count = len(report.nonfinite)
     text = "NaN or infinite loss or gradient; left out of everything else"
     return Verdict(
@@ -103,18 +118,33 @@ def _nonfinite(report: Report) -> Verdict:
     )  # fmt: skip
 
 
-def title(report: Report) -> str:
+def title(report: Findings) -> str:
     """What was looked at."""
     batches = "1 batch" if report.batches == 1 else f"{report.batches:,} batches"
     return f"{report.model_name}, {report.count:,} samples in {batches}"
 
 
-def remarks(report: Report) -> list[str]:
+def id_head(report: Findings) -> str:
+    """What the column with ids is called: a position is no id."""
+    return "id" if report.ids_given else "position"
+
+
+def remarks(report: Findings) -> list[str]:
     """What one must know before reading on."""
     found = []
     made = report.collected
     if report.interrupted:
         found.append("Interrupted: this report covers only the samples seen until then.")
+    if not report.ids_given and not report.in_order:
+        why = f" ({made.ids.order.why})" if made.ids.order.why else ""
+        found.append(
+            "No ids were given: pass-7 is the eighth sample of this pass, not index 7 of the data "
+            f'set{why}. ids="idx" takes a field of the batch.'
+        )
+    given = made.ids.available
+    whole = not (report.interrupted or made.limited)
+    if given is not None and given != report.count and whole:
+        found.append(f"{given:,} ids were given for {report.count:,} samples.")
     if made.dropout:
         found.append(
             "Dropout is active, so gradients differ from run to run: model.eval() stops it."
@@ -124,7 +154,7 @@ def remarks(report: Report) -> list[str]:
     return found
 
 
-def clip_words(report: Report) -> str:
+def clip_words(report: Findings) -> str:
     """Half of the samples are clipped at the median norm."""
     sizes = report.norms[report.finite]
     if not sizes.numel():
@@ -139,7 +169,7 @@ def clip_words(report: Report) -> str:
     )
 
 
-def noise_words(report: Report) -> str:
+def noise_words(report: Findings) -> str:
     """The noise scale in a sentence."""
     noise = report.noise
     if noise is None:

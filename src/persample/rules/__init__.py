@@ -12,9 +12,9 @@ from . import (  # noqa: F401  (importing a family fills the table)
     normalization,
     writing,
 )
+from .by_sample import Unsuited
+from .expanded_copies import stretched
 from .generic import generic
-from .rows import Unsuited
-from .stretched import stretched
 from .table import RULES, Forms, OfTable, Rule
 
 __all__ = ["RULES", "Forms", "OfTable", "Rule", "Unsuited", "generic", "stretched"]

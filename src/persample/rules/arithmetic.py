@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from ..forms import Dense
-from ..layout import Layout, remap
-from ..use import Firing, Use
-from .rows import Unsuited
-from .spread import met, own_of_samples, reduced
+from ..layouts.layout import Layout, remap
+from ..uses.use import Firing, Use
+from .broadcast import met, own_of_samples, reduced
+from .by_sample import Unsuited
 from .table import Forms, rule
 
 

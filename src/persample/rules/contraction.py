@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from ..forms import Form, Outer, Part
-from ..layout import Layout, remap
-from .rows import Unsuited, by_sample
+from ..layouts.layout import Layout, remap
+from .by_sample import Unsuited, by_sample
 
 
 def contraction(

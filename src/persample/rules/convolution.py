@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..forms import Dense, Geometry, Patches, wide
-from ..layout import Layout
-from ..use import Firing, Use
-from .rows import Unsuited
+from ..layouts.layout import Layout
+from ..uses.use import Firing, Use
+from .by_sample import Unsuited
 from .table import Forms, rule
 
 

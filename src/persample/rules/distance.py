@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from ..forms import Dense, Replay, wide
-from ..layout import remap
-from ..use import Firing, Use
-from .rows import Unsuited, by_sample
+from ..layouts.layout import remap
+from ..uses.use import Firing, Use
+from .by_sample import Unsuited, by_sample
 from .table import Forms, rule
 
 

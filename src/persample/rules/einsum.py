@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from ..forms import Dense, Form, wide
-from ..layout import Layout
-from ..use import Firing, Use
+from ..layouts.layout import Layout
+from ..uses.use import Firing, Use
+from .by_sample import Unsuited, by_sample
 from .contraction import contraction, moved
 from .linear import product_letters
-from .rows import Unsuited, by_sample
 from .table import Forms, rule
 
 

@@ -7,10 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..forms import Dense, Form, Part, Rows
-from ..layout import Layout, closed
-from ..marks import version
-from ..use import Firing, Lookup, Operand, Use
-from .rows import Unsuited, row_ids
+from ..layouts.layout import Layout, closed
+from ..uses.tensor_states import version
+from ..uses.use import Firing, Lookup, Operand, Use
+from .by_sample import Unsuited, row_ids
 from .table import Forms, OfTable, rule
 
 

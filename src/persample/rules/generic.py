@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from ..forms import Replay, lift, spans, wide
-from ..layout import Layout, ids_of
-from ..use import Firing, Use
-from .alone import only, spoiled
+from ..layouts.layout import Layout, ids_of
+from ..uses.use import Firing, Use
+from .isolation import only, spoiled
 from .table import Forms
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ..forms import Form, Part, Rows
-from ..use import Firing, Use
-from .rows import Unsuited, row_ids
+from ..uses.use import Firing, Use
+from .by_sample import Unsuited, row_ids
 from .table import Forms, rule
 
 

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from ..forms import Dense, Form, Outer, wide
-from ..layout import Layout
-from ..use import Firing, Operand, Use
+from ..layouts.layout import Layout
+from ..uses.use import Firing, Operand, Use
+from .broadcast import reduced
+from .by_sample import Unsuited, factor
 from .contraction import contraction
-from .rows import Unsuited, factor
-from .spread import reduced
 from .table import Forms, rule
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"

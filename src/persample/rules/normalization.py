@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..forms import Dense, wide
-from ..layout import remap
-from ..use import Firing, Use
-from .rows import Unsuited, by_sample
+from ..layouts.layout import remap
+from ..uses.use import Firing, Use
+from .by_sample import Unsuited, by_sample
 from .table import Forms, rule
 
 _FEW = 8  # positions that are faster added up than multiplied by a row

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..forms import Form, Rows
-from ..use import Firing, Use
+from ..uses.use import Firing, Use
 
 
 @dataclass(frozen=True, slots=True)

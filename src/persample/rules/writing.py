@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import Tensor
 
-from ..layout import Layout, explicit, ids_of
-from ..propagate import squeeze_colours
-from ..use import Firing, Use
-from .rows import Unsuited
-from .spread import met
+from ..layouts import squeeze_colours
+from ..layouts.layout import Layout, explicit, ids_of
+from ..uses.use import Firing, Use
+from .broadcast import met
+from .by_sample import Unsuited
 from .table import Forms, rule
 
 

@@ -1,0 +1,206 @@
+"""What backward brings: every tap's data and gradients become the forms of its use."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Container, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from ..autograd_graph import leaves_of
+from ..errors import UsageError, describe, unheard
+from ..forms import Form, Joint
+from ..guards.guards import Guards
+from ..guards.messages import exchanged, gone, nobodys
+from ..rules import OfTable
+from ..run_state import uncast
+from ..uses.context import Context
+from ..uses.use import Firing, Operand, Use
+from .consumers.protocol import Consumer
+from .contribution import (
+    Contribution,
+    attached,
+    crosses,
+    forget_lookups,
+    reached,
+    sources,
+    table_behind,
+    written_out,
+)
+from .rule_choice import forms_of
+
+
+class Collector:
+    """Listens to the taps of one recording and hands their forms to a consumer."""
+
+    def __init__(self, context: Context, guards: Guards, consumer: Consumer) -> None:
+        self._context, self._guards = context, guards
+        self.consumer = consumer
+        self.behind = False  # whether gradients go back to parameters behind derived tensors
+
+    def hand_to(self, consumer: Consumer) -> None:
+        """Hand forms to another consumer from now on, and forget those of the one before."""
+        self.consumer.clear()
+        self.consumer = consumer
+
+    @contextlib.contextmanager
+    def into(self, consumer: Consumer) -> Iterator[None]:
+        """Hand forms to another consumer for a while."""
+        before, self.consumer = self.consumer, consumer
+        try:
+            yield
+        finally:
+            self.consumer = before
+
+    # ------------------------------------------------------------------ forward
+
+    def expect(self, use: Use) -> None:
+        """A use was recorded in forward."""
+        processes = self._context.processes
+        if processes is not None and processes.sharded:
+            for operand in use.operands:
+                if crosses(operand.edge):
+                    raise gone(use)
+                self.sources(operand)  # while the memory of parameters is there
+        if self._context.options.lean and not self._context.backward.busy:
+            for operand in use.operands:
+                self.consumer.expect(self.sources(operand))
+
+    # ------------------------------------------------------------------ backward
+
+    def receive(
+        self, use: Use, saved: tuple[Tensor, ...], grads: tuple[Tensor | None, ...]
+    ) -> None:
+        """A tap fired (torch functions are not watched): turn what it brought into forms."""
+        backward = self._context.backward
+        if not backward.receiving:
+            self._stray(use)
+            return
+        self._context.batches.touch(use.batches)
+        if not use.tapped.usual:
+            for reason, grad in zip(use.tapped.refused, grads, strict=True):
+                if reason is not None and grad is not None:
+                    backward.refuse(reason.error("samples meet before the loss"))
+                    return
+        if torch.is_grad_enabled() or torch._C._is_any_autocast_enabled():
+            with torch.no_grad(), uncast():
+                self._take(use, saved, grads)
+        else:
+            self._take(use, saved, grads)
+
+    def _stray(self, use: Use) -> None:
+        """A backward pass that nobody announced."""
+        backward = self._context.backward
+        if backward.muted:
+            return
+        if backward.trouble is None:
+            if not backward.strict:
+                unheard()
+            backward.trouble = UsageError(
+                "a backward pass that persample did not start reached the recorded model",
+                why="its root is unknown, so nothing proves whose loss was back-propagated",
+                fix="call tape.backward(losses)",
+            )
+        if backward.strict:
+            raise UsageError(
+                "a backward pass reached the recorded module past its outputs",
+                where=describe(use.place),
+                why="a tensor from inside it (kept by a hook or an attribute) is in the loss",
+                fix="return that tensor from forward()",
+            )
+
+    def _take(self, use: Use, saved: tuple[Tensor, ...], grads: tuple[Tensor | None, ...]) -> None:
+        context, by_hand = self._context, self._context.user_code.by_hand
+        scaled = tuple([None if g is None else self._unscaled(g) for g in grads])
+        self._guards.fired(use, saved, scaled)
+        if not context.options.lean and not context.backward.strict:  # those two ask at once
+            saved = tuple([context.caller.copied(t) for t in saved])
+        firing = Firing(saved, scaled)
+        if context.backward.trouble is not None or self._reaches_nobody(use, scaled):
+            return
+        if context.parameters.exchanged and self._exchanged(use):
+            return
+        if by_hand:
+            forget_lookups(use, by_hand)
+        positions = context.options.positions
+        forms, name = forms_of(
+            use, firing, context.n or 0, context.options.rules, positions=positions
+        )
+        for operand, form in zip(use.operands, forms, strict=True):
+            if form is None or (operand.name is None and operand.edge is None):
+                continue
+            self.behind = self.behind or operand.edge is not None
+            if isinstance(form, OfTable):
+                operand, form = table_behind(operand, self._selected), form.rows
+            self._hand(Contribution(use, operand, form, name, firing if positions else None))
+
+    def _reaches_nobody(self, use: Use, grads: Sequence[Tensor | None]) -> bool:
+        """Whether rows of no sample, or of one that was guessed, received a gradient."""
+        if use.tapped.usual:
+            return False
+        for layout, grad in zip(use.out_layouts, grads, strict=True):
+            if layout.ids is not None and grad is not None:
+                guessed = None if self._context.backward.ordered else use.guessed
+                if reached(layout.ids < 0, grad) or reached(guessed, grad):
+                    self._context.backward.refuse(nobodys(use))
+                    return True
+        return False
+
+    def _exchanged(self, use: Use) -> bool:
+        """Whether this use was of another tensor than the one that stands for its parameter."""
+        parameters = self._context.parameters
+        for operand in use.operands:
+            operand.sources = None  # another tensor may have been in the slot then
+            ends: Sequence[Tensor | int] = [operand.owner]
+            if operand.edge is not None:
+                ends = leaves_of(operand.edge.node)
+            for end in ends:
+                name = parameters.stand(end)
+                if name is not None:
+                    self._context.backward.refuse(exchanged(use.place, name))
+                    return True
+        return False
+
+    def _hand(self, contribution: Contribution) -> None:
+        """Hand over a contribution; memory of sharded parameters is gone after backward."""
+        processes = self._context.processes
+        each: list[Contribution] | None = [contribution]
+        if processes is not None and processes.sharded:
+            each = written_out(contribution, self._selected)
+            if each is None:
+                self._context.backward.refuse(gone(contribution.use))
+        for one in each or []:
+            self.consumer.take(one, self._parts)
+
+    def _parts(self, contribution: Contribution) -> list[tuple[str, Form]]:
+        return self.attached(contribution, self._selected)
+
+    def _unscaled(self, grad: Tensor) -> Tensor:
+        factor = self._context.backward.factor
+        if grad.requires_grad:
+            grad = grad.detach()
+        if grad._is_zerotensor():  # no memory, and not to be written to
+            grad = grad.clone()
+        if factor == 1.0:
+            # what goes on to a hook or a custom function may be written to there
+            return grad.clone() if self._context.user_code.exposed else grad
+        return grad.to(torch.promote_types(grad.dtype, torch.float32)) * factor
+
+    # ------------------------------------------------------------------ parameters behind a use
+
+    @property
+    def _selected(self) -> Mapping[str, Tensor]:
+        return self._context.parameters.selected
+
+    def attached(self, contribution: Contribution, names: Container[str]) -> list[tuple[str, Form]]:
+        """A contribution's form as forms of the parameters behind its operand."""
+        by_hand = self._context.user_code.by_hand
+        found = attached(contribution, names, self._selected, by_hand)
+        if found and found[0][1].__class__ is Joint:
+            self._guards.expect_steady(contribution.operand.edge.node, found)
+        return found
+
+    def sources(self, operand: Operand) -> list[str]:
+        """The parameters that a derived tensor was computed from."""
+        return sources(operand, self._selected)

@@ -1,0 +1,1 @@
+"""What is done with the forms of each use while backward runs, besides keeping them all."""

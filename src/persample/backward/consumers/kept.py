@@ -1,0 +1,75 @@
+"""Keep every use's form: any question can be answered later."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import Tensor
+
+from ..contribution import Contribution
+from .protocol import Parts
+
+
+class Kept:
+    """The contributions of all passes; ``changes`` counts how often they became others."""
+
+    def __init__(self) -> None:
+        self.contributions: list[Contribution] = []
+        self.changes = 0
+        self._before = 0
+
+    def expect(self, names: Iterable[str]) -> None:
+        """Nothing depends on it."""
+
+    def begin(self) -> None:
+        """A backward pass begins."""
+        self._before = len(self.contributions)
+
+    def take(self, contribution: Contribution, parts: Parts) -> None:
+        """Keep it as small as can be."""
+        contribution.keep()
+        self.contributions.append(contribution)
+        self.changes += 1
+
+    def finish(self) -> None:
+        """The pass counts."""
+
+    def latest(self) -> list[Contribution]:
+        """What the last pass brought."""
+        return self.contributions[self._before :]
+
+    def rollback(self) -> None:
+        """The pass failed: forget what it brought."""
+        del self.contributions[self._before :]
+        self.changes += 1
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.contributions.clear()
+        self.changes += 1
+
+
+class Looped:
+    """Rows of a recording whose losses were back-propagated one by one: nothing comes by taps."""
+
+    def __init__(self, rows: dict[str, Tensor]) -> None:
+        self.rows = rows
+
+    def expect(self, names: Iterable[str]) -> None:
+        """Nothing depends on it."""
+
+    def begin(self) -> None:
+        """The rows of earlier passes stay."""
+
+    def take(self, contribution: Contribution, parts: Parts) -> None:
+        """Nothing: the rows are written by whoever runs the passes."""
+
+    def finish(self) -> None:
+        """The rows of earlier passes stay."""
+
+    def rollback(self) -> None:
+        """The rows of earlier passes stay."""
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.rows.clear()

@@ -1,0 +1,90 @@
+"""From a use to its forms: by which rule, and whether it met one sample alone.
+
+``layer(x[i])`` in a loop is a use of one sample: its forms are those of a batch of one, put among
+the forms of all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import torch
+
+from ..forms import Apart, Form, Rows
+from ..layouts.layout import Layout
+from ..rules import RULES, Forms, OfTable, Rule, Unsuited, generic, stretched
+from ..uses.use import Firing, Use
+from .contribution import expect_fitting, small
+
+
+def forms_of(
+    use: Use, firing: Firing, n: int, rules: Mapping[str, Rule], *, positions: bool
+) -> tuple[Forms, str]:
+    """One form per operand, and the name of the rule that gave them.
+
+    ``rules`` are the user's own; where positions are asked for, samples stay together.
+    """
+    own = rules.get(use.operator)
+    rule = use.rule or own or RULES.get(use.operator)
+    if n > 1 and not (use.tapped.usual or use.rule or own or positions):
+        sample = _the_only(use)
+        if sample is not None:
+            forms, name = forms_of(_of_one(use), firing, 1, rules, positions=False)
+            return [_placed(form, sample, n) for form in forms], name
+    if rule is not None and n:
+        try:
+            found = rule(use, firing, n)
+        except Unsuited:
+            pass
+        else:
+            if rule is own:
+                expect_fitting(use, found, n)
+            return found, rule.__name__
+    try:
+        return stretched(use, firing, n), stretched.__name__
+    except Unsuited:
+        return generic(use, firing, n), "generic"
+
+
+def _the_only(use: Use) -> int | None:
+    """The sample that all data and results of a use belong to as a whole."""
+    found: set[int] = set()
+    for layout in (*use.out_layouts, *use.kind.layouts):
+        if layout is None:
+            continue
+        if layout.ids is None or layout.ids.numel() != 1:
+            return None
+        found.add(int(layout.ids))
+    return found.pop() if len(found) == 1 and min(found) >= 0 else None
+
+
+def _of_one(use: Use) -> Use:
+    """The same use, as if its sample were the only one."""
+    kind = dataclasses.replace(use.kind, layouts=[_first(a) for a in use.kind.layouts])
+    same = dataclasses.replace(use, kind=kind)
+    layouts = [Layout(0, 1, torch.zeros_like(a.ids)) for a in use.out_layouts if a.ids is not None]
+    same.tapped = dataclasses.replace(use.tapped, layouts=layouts)
+    return same
+
+
+def _first(layout: Layout | None) -> Layout | None:
+    if layout is None or layout.ids is None:
+        return None
+    return Layout(0, 1, torch.zeros_like(layout.ids))
+
+
+def _placed(form: Form | OfTable | None, sample: int, n: int) -> Form | OfTable | None:
+    """The form of one sample among n."""
+    if form is None:
+        return None
+    if isinstance(form, OfTable):
+        return OfTable(_rows(form.rows, sample, n))
+    if isinstance(form, Rows):
+        return _rows(form, sample, n)
+    kept = small(form)
+    return Apart({sample: kept}, n, kept)
+
+
+def _rows(form: Rows, sample: int, n: int) -> Rows:
+    return Rows(torch.full_like(form.index, sample), form.index, form.values, n, form.shape)

@@ -1,0 +1,220 @@
+"""Back-propagation that the user starts with torch's own functions inside the block."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import CheckpointFunction
+
+from ..autograd_graph import leaves_of
+from ..errors import LOOP, MixedSamplesError, PersampleError, Reason, UsageError, called_by, here
+from ..guards.untrained import note_untrained
+from ..layouts.layout import Additive, Layout, Mixed
+from ..modes import entered, watching
+from ..uses.context import Context
+from ..uses.tensor_states import Derived, same
+from .passes import Passes
+
+_CHECKPOINT = CheckpointFunction.backward.__code__
+_CHECKPOINTED = CheckpointFunction.forward.__code__
+_grad = entered(torch.autograd.grad)
+ENGINE = frozenset((Tensor.backward, torch.autograd.backward, torch.autograd.grad))
+
+
+def expect_reached(context: Context, owned: Sequence[Tensor]) -> None:
+    """Refuse a reentrant checkpoint that no gradient reaches.
+
+    Backward stops where only parameters that ``params=`` leaves out are behind. The checkpoint then
+    is not run again, and uses inside it would be missed.
+    """
+    inputs, frame = None, sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _CHECKPOINTED:  # the outermost counts: gradients are off inside
+            inputs = frame.f_locals["args"]
+        frame = frame.f_back  # type: ignore[assignment]
+    if inputs is None or any(isinstance(t, Tensor) and t.requires_grad for t in inputs):
+        return
+    if any(context.is_selected(t) for t in owned):
+        raise UsageError(
+            "a reentrant checkpoint uses a recorded parameter, and no gradient reaches it",
+            why="only parameters that params= leaves out come before it",
+            fix="checkpoint(..., use_reentrant=False), or record all parameters",
+        )
+
+
+def run_backward(
+    passes: Passes, context: Context, args: Sequence[Any], kwargs: dict[str, Any]
+) -> None:
+    """A plain ``backward()`` inside the block."""
+    given = _given(args, kwargs)
+    roots, starts = _roots(args, kwargs)
+    seeds = starts[0] if starts else None
+    retain = bool(given.get("retain_graph")) or bool(given.get("create_graph"))
+    if given.get("inputs") is not None:
+        raise UsageError("backward(inputs=...) inside a recording", fix="use torch.autograd.grad")
+    if len(roots) != 1:
+        raise UsageError("several roots in one backward", fix="add them up, or call it for each")
+    root = roots[0]
+    if seeds is not None:
+        _plain(passes, context, root, seeds, retain)
+        return
+    if root.numel() != 1:
+        raise RuntimeError("grad can be implicitly created only for scalar outputs")
+    passes.run_checked(root, torch.ones_like(root), 1.0, retain)
+    if not context.options.grad:
+        note_untrained(context.parameters.selected.values())
+
+
+def _given(args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a backward, method or function, by the function's names."""
+    names = ("tensors", "grad_tensors", "retain_graph", "create_graph")
+    given = dict(zip(names, args, strict=False)) | kwargs
+    for own, other in (("self", "tensors"), ("gradient", "grad_tensors")):
+        if own in given:
+            given[other] = given.pop(own)
+    return given
+
+
+def _roots(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Tensor], list[Any]]:
+    given = _given(args, kwargs)
+    return _listed(given.get("tensors")), _listed(given.get("grad_tensors"))
+
+
+def _plain(passes: Passes, context: Context, root: Tensor, seed: Tensor, retain: bool) -> None:
+    constant = bool((seed == seed.flatten()[:1]).all()) if seed.numel() else True
+    if not constant:
+        context.backward.scalar = True  # weighted losses: rows are weighted gradients
+    passes.run_checked(root, seed, 1.0, retain)
+    if not constant or float(seed.flatten()[0] if seed.numel() else 1.0) != 1.0:
+        context.backward.scalar = True
+
+
+def run_grad(context: Context, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """``torch.autograd.grad`` inside the block: a computation on data, not a backward of losses."""
+    names = ("outputs", "inputs", "grad_outputs", "retain_graph", "create_graph")
+    given = dict(zip(names, args, strict=False)) | kwargs
+    inputs = _listed(given["inputs"])
+    if not context.options.native and any(isinstance(context.look(i), Derived) for i in inputs):
+        raise MixedSamplesError(
+            "torch.autograd.grad by parameters inside a recording",
+            why="parameters are detached while they are recorded, and a step computed from them "
+            "would mix samples",
+            fix=LOOP,
+        )
+    apart = _apart(context, _listed(given["outputs"]), _listed(given.get("grad_outputs")))
+    with _unheard(context) as trouble:
+        found = _grad(*args, **kwargs)
+    for source, grad in zip(inputs, found, strict=True):
+        if grad is not None:
+            # the graph of a gradient is there to be back-propagated, but holds no taps
+            followed = context.options.loop or not grad.requires_grad
+            context.user_code.second_order = context.user_code.second_order or grad.requires_grad
+            _mark(context, source, grad, apart=apart and followed and not trouble)
+    return found
+
+
+def run_nested(context: Context, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """``backward()`` inside a backward pass: a custom function that recomputes, or checkpointing.
+
+    Taps of the recomputation are listened to. What arrives at leaves is theirs to be returned.
+    """
+    with context.mode:
+        roots, seeds = _roots(args, kwargs)
+        if called_by(_CHECKPOINT):
+            _expect_apart(context, roots, seeds)
+            entered(func)(*args, **kwargs)
+            return
+        leaves = [leaf for root in roots for leaf in leaves_of(root.grad_fn)]
+        before = [leaf.grad for leaf in leaves]
+        apart = _apart(context, roots, seeds)
+        entered(func)(*args, **kwargs)
+    with torch._C.DisableTorchFunction():
+        for leaf, old in zip(leaves, before, strict=True):
+            grad = leaf.grad
+            if grad is not None and not isinstance(context.look(leaf), Derived):
+                added = old is None or same(context.look(old), context.look(leaf))
+                _mark(context, leaf, grad, apart=apart and added)
+    backward = context.backward
+    if not apart and backward.receiving and backward.trouble is None:
+        why = "the gradients it starts from do not belong to the samples of its roots"
+        shapes = tuple(tuple(root.shape) for root in roots)
+        reason = Reason("a backward inside backward", why, shapes, here())
+        backward.trouble = reason.error("gradients cannot be followed in backward", fix=LOOP)
+
+
+def _expect_apart(context: Context, roots: list[Any], seeds: list[Any]) -> None:
+    """Samples that were apart when a checkpoint ran must be so when it runs again."""
+    with torch._C.DisableTorchFunction():
+        for root, seed in zip(roots, seeds, strict=True):
+            state = context.look(root)
+            if not isinstance(state, Mixed) or seed is None or not bool(seed.any()):
+                continue
+            context.backward.refuse(
+                MixedSamplesError(
+                    "samples meet where a reentrant checkpoint runs again",
+                    where=state.reason.where(),
+                    why=state.reason.why,
+                    fix="checkpoint(..., use_reentrant=False) everywhere",
+                )
+            )
+
+
+@contextlib.contextmanager
+def _unheard(context: Context) -> Iterator[list[PersampleError]]:
+    """``torch.autograd.grad`` gives parameters nothing, also where a backward pass is running.
+
+    Yields what hooks and custom functions did that cannot be followed, known at the end.
+    """
+    backward, code = context.backward, context.user_code
+    before = backward.receiving, backward.muted, code.nested, backward.trouble
+    mode = context.mode if backward.busy else watching(context.mode)
+    backward.receiving, backward.muted, code.nested, backward.trouble = False, True, True, None
+    found: list[PersampleError] = []
+    try:
+        with mode, torch.autograd.set_multithreading_enabled(False):
+            yield found
+        if backward.trouble is not None:
+            found.append(backward.trouble)
+    finally:
+        backward.receiving, backward.muted, code.nested, backward.trouble = before
+
+
+def _listed(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return [value] if isinstance(value, Tensor) else list(value)
+
+
+def _apart(context: Context, roots: list[Any], seeds: list[Any]) -> bool:
+    """Whether every root's gradient starts from the samples of the root."""
+    for k, root in enumerate(roots):
+        state, seed = context.look(root), seeds[k] if k < len(seeds) else None
+        if not isinstance(state, (Layout, Additive)):
+            return False
+        start = None if seed is None else context.look(seed)
+        if start is not None and not same(start, state):
+            return False
+    return True
+
+
+def _mark(context: Context, source: Tensor, grad: Tensor, *, apart: bool) -> None:
+    """A gradient has its samples where the tensor has them by which it was taken."""
+    state = context.look(source)
+    if not apart or not isinstance(state, Layout):
+        why = "the gradient of a gradient reaches parameters in ways that were not recorded"
+        if not grad.requires_grad:
+            why = "the gradient is not proven to keep samples apart"
+        reason = Reason(
+            "torch.autograd.grad",
+            why,
+            (tuple(grad.shape),),
+            here(),
+            'record(..., unproven="loop") follows it',
+        )
+        state = Mixed(reason)
+    context.states.put(grad, state)

@@ -1,0 +1,1 @@
+"""The command line: ``persample inspect``, ``persample verify`` and ``persample explain``."""

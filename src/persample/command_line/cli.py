@@ -1,0 +1,204 @@
+"""The command line: ``persample inspect``, ``persample verify`` and ``persample explain``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from ..api import record
+from ..errors import PersampleError, UsageError
+from ..inputs.batch_samples import moved, resolved
+from ..inspection import Report, inspect
+from ..inspection import load as load_report
+from ..inspection.summary import summary
+from ..private import command as private_command
+from ..verification import verify
+from .demonstration import announce, demonstration, score
+from .memory import measure, parse_size
+from .target import Target, failed, load
+
+DEMO_PAGE = "persample-inspect.html"
+REFUSED, USAGE, INTERRUPTED = 1, 2, 130
+
+_EXAMPLES = {
+    "inspect": """
+  persample inspect                                     the demonstration, on scikit-learn's digits
+  persample inspect train:step --html report.html       one page about your own data
+  persample inspect train:step --json today.json --against yesterday.json""",
+    "verify": """
+  persample verify train:step                           compare with autograd, per parameter""",
+    "explain": """
+  persample explain train:step --memory 8GiB            every use; the largest batch that fits""",
+    "private": private_command.EXAMPLES,
+}
+_TARGET = """
+where train.py has
+
+  def step():
+      model, data = ...                                 # data: a batch, or an iterable of batches
+      def losses(model, batch):                         # one loss per sample
+          return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+      return model, losses, data                        # and optionally how to show a sample:
+                                                        # persample.Show(...), or a dictionary with
+                                                        # ids, labels, show
+
+exit codes: 0 done, 1 refused or not verified, 2 wrong usage, 130 interrupted
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The four commands."""
+    made = argparse.ArgumentParser(
+        prog="persample",
+        description="Per-sample gradients of any unmodified PyTorch model.",
+        epilog="".join(["examples:", *_EXAMPLES.values(), "\n", _TARGET]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument("--version", action="version", version=f"persample {version('persample')}")
+    commands = made.add_subparsers(dest="command", required=True, metavar="command")
+
+    def command(name: str, text: str, **options: Any) -> argparse.ArgumentParser:
+        found = commands.add_parser(
+            name, help=text, description=text, epilog=f"examples:{_EXAMPLES[name]}\n{_TARGET}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )  # fmt: skip
+        found.add_argument(
+            "target", metavar="module:function",
+            help="a function of yours that returns (model, loss_fn, data)", **options,
+        )  # fmt: skip
+        found.add_argument("--device", help="move model and data there, e.g. cuda")
+        return found
+
+    looking = command("inspect", "see a data set through its gradients", nargs="?")
+    looking.add_argument("--html", type=Path, help="write one self-contained page")
+    looking.add_argument("--json", type=Path, help="write all numbers; --against reads it")
+    looking.add_argument("--csv", type=Path, help="write one line per sample")
+    looking.add_argument("--against", type=Path, metavar="OLD.json", help="tell what changed since")
+    looking.add_argument(
+        "--batches", type=int, metavar="N", help="look at the first N batches only"
+    )
+    looking.add_argument("--scratch", metavar="DIR", help="where large results go while it runs")
+    command("verify", "check persample on a training step, exactly")
+    telling = command("explain", "show what is recorded of a training step, and its memory")
+    telling.add_argument("--memory", metavar="SIZE", help="find the largest batch in it, e.g. 8GiB")
+    training = command("private", "train with differential privacy to a stated epsilon", nargs="?")
+    private_command.add_arguments(training)
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code 0 if all is well, 1 if refused or wrong, 2 for wrong usage, 130 for Ctrl-C."""
+    given = parser().parse_args(arguments)
+    commands: dict[str, Callable[..., int]] = {
+        "inspect": _inspect,
+        "verify": _verify,
+        "explain": _explain,
+        "private": private_command.run,
+    }
+    loaded = False
+    try:
+        prepared = _prepare(given)
+        loaded = True
+        return commands[given.command](given, *prepared)
+    except PersampleError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return USAGE if isinstance(error, UsageError) and not loaded else REFUSED
+    except KeyboardInterrupt:
+        print("persample: interrupted; nothing was written", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return REFUSED
+    except Exception as error:
+        told = failed("the training step", error)
+        print(f"{type(told).__name__}: {told}", file=sys.stderr)
+        return REFUSED
+
+
+def _prepare(given: argparse.Namespace) -> tuple[Any, ...]:
+    """What can be wrong with the arguments is said before any work is done."""
+    old = None
+    if given.command == "inspect":
+        if given.batches is not None and given.batches < 1:
+            raise UsageError(
+                f"--batches must be at least 1, got {given.batches}",
+                fix="leave it out to look at all of them",
+            )
+        for path in (given.html, given.json, given.csv):
+            if path is not None and not path.parent.is_dir():
+                raise UsageError(
+                    f"{path} cannot be written: there is no directory {path.parent}",
+                    fix=f"mkdir -p {path.parent}",
+                )
+        old = None if given.against is None else load_report(given.against)
+        if given.target is None:
+            announce()
+            return (*demonstration(), old)
+        return (load(given.target), None, old)
+    if given.command == "private":
+        return (None if given.target is None else load(given.target),)
+    size = getattr(given, "memory", None)
+    return (load(given.target), None if size is None else parse_size(size))
+
+
+def _inspect(given: argparse.Namespace, target: Target, wrong: Any, old: Any) -> int:
+    report = inspect(
+        target.model, target.loss_fn, target.batches, limit=given.batches, device=given.device,
+        scratch=given.scratch, **target.options,
+    )  # fmt: skip
+    again = None if old is None else report.compare(old)
+    print(summary(report, colour=_colourful(), again=again))
+    if wrong is not None and not report.interrupted and given.batches is None:
+        print(f"\n{score(report, wrong)}")
+    _write(given, report, old, demo=wrong is not None)
+    if report.interrupted:
+        print("\ninterrupted: everything above covers the samples seen until then", file=sys.stderr)
+        return INTERRUPTED
+    check = report.verification
+    return 0 if check is not None and check.ok else REFUSED
+
+
+def _write(given: argparse.Namespace, report: Report, old: Any, *, demo: bool) -> None:
+    html = given.html or (Path(DEMO_PAGE) if demo else None)
+    if given.json is not None:
+        report.to_json(given.json)
+    if given.csv is not None:
+        report.to_csv(given.csv)
+    if html is not None:
+        report.to_html(html, against=old)
+    written = [path for path in (given.json, given.csv, html) if path is not None]
+    if written:
+        print("\nwritten: " + ", ".join(str(path.resolve()) for path in written))
+
+
+def _verify(given: argparse.Namespace, target: Target, _: Any) -> int:
+    batch = _placed(given, target)
+    report = verify(target.model, target.loss_fn, batch, **target.record_options())
+    print(report)
+    return 0 if report.ok else REFUSED
+
+
+def _explain(given: argparse.Namespace, target: Target, memory: int | None) -> int:
+    batch = _placed(given, target)
+    with record(target.model, **resolved(target.record_options(), batch)) as tape:
+        tape.backward(target.loss_fn(target.model, batch))
+    print(tape.explain())
+    tape.close()
+    options = target.record_options()
+    print(measure(target.model, target.loss_fn, batch, limit=memory, **options))
+    return 0
+
+
+def _placed(given: argparse.Namespace, target: Target) -> Any:
+    if given.device is not None:
+        target.model.to(given.device)
+    return moved(target.first_batch(), given.device)
+
+
+def _colourful() -> bool:
+    return sys.stdout.isatty() and "NO_COLOR" not in os.environ

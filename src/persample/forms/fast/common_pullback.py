@@ -1,0 +1,96 @@
+"""Rows of all parameters behind derived tensors at once.
+
+Learned queries that pass through layers before they meet any data have many parameters behind
+them. Going back to each on its own would walk the same graph again and again. Rows of a table that
+constants picked again and again are added up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from ..cost import scratch, spans
+from ..dense import Dense
+from ..form import Form, wide
+from ..merging import total
+from ..pullback import Pullback
+from ..total import Total
+from ..walk import walk_rows
+from .picked_rows import Picked
+
+
+def pulled(forms: Mapping[str, Form]) -> dict[str, Form]:
+    """New forms for the parameters behind derived tensors: what is asked twice is done once.
+
+    Rows take half of the budget at most.
+    """
+    found = _walked(forms)
+    room = scratch() // 2 - sum(form.nbytes() for form in found.values())
+    for name, form in forms.items():
+        if isinstance(form, Picked) and not form.distinct and form.n:
+            rows = min(form.index.numel(), form.shape[0])
+            size = form.n * rows * form.shape[1] * wide(form.dtype).itemsize
+            if size <= room:
+                room -= size
+                found[name] = form.gathered()
+    return found
+
+
+def _walked(forms: Mapping[str, Form]) -> dict[str, Form]:
+    """New forms for parameters of which several share a graph."""
+    behind: dict[str, list[Pullback]] = {}
+    for name, form in forms.items():
+        if isinstance(form, (Pullback, Total)):
+            mine = [part for part in _parts(form) if isinstance(part, Pullback)]
+            if mine:
+                behind[name] = mine
+    if not behind:
+        return {}
+    maps = {part.map(): part for mine in behind.values() for part in mine}
+    count = sum(len(mine) for mine in behind.values())
+    if count < 2 or not all(map(_plain, maps.values())):
+        return {}
+    if count == len(maps) and any(part.derived.is_complex for part in maps.values()):
+        return {}  # nothing is shared, and rows are twice as large
+    parameters = {name: mine[0].parameter for name, mine in behind.items()}
+    n = next(iter(maps.values())).n
+    if n == 0 or n * _bytes(parameters) > scratch() // 2:
+        return {}
+    rows = _rows(list(maps.values()), parameters, n)
+    found = {}
+    for name, values in rows.items():
+        others = [part for part in _parts(forms[name]) if not isinstance(part, Pullback)]
+        found[name] = total([*others, Dense(values)])
+    return found
+
+
+def _parts(form: Form) -> list[Form]:
+    return form.forms if isinstance(form, Total) else [form]
+
+
+def _plain(form: Pullback) -> bool:
+    """Whether nothing has to be scaled on the way."""
+    return form.derived == wide(form.derived)
+
+
+def _bytes(parameters: Mapping[str, Tensor]) -> int:
+    return sum(p.numel() * p.element_size() for p in parameters.values())
+
+
+def _rows(maps: list[Pullback], parameters: Mapping[str, Tensor], n: int) -> dict[str, Tensor]:
+    """Every parameter's rows, a few samples at a time."""
+    each = sum(part.form.row_bytes() for part in maps) + _bytes(parameters)
+    edges, found = [part.edge for part in maps], {}
+    for first, last in spans(n, each, scratch() // 2):
+        seeds = [part.form.dense(first, last).to(part.derived) for part in maps]
+        grads = walk_rows(edges, list(parameters.values()), seeds)
+        for (name, parameter), grad in zip(parameters.items(), grads, strict=True):
+            if grad is not None and last - first == n:
+                found[name] = grad
+            elif grad is not None or name not in found:
+                found.setdefault(name, parameter.new_zeros(n, *parameter.shape).detach())
+                if grad is not None:
+                    found[name][first:last] = grad
+    return found

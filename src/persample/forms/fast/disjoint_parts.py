@@ -1,0 +1,199 @@
+"""Pieces of a parameter that do not overlap: experts, slices, the blocks of a fused matrix.
+
+Each piece is asked on its own and written straight to its place. Nothing of the parameter's size
+is made for a piece.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from ..cost import Plan, all_of
+from ..form import Form, added, double, real, wide
+from ..rounding import Unsure, enlarged, guarded
+from ..strided_part import Part
+
+_COMPARED = 64  # interleaved pieces up to which every pair is looked at
+
+
+class Pieces(Form):
+    """gᵢ is put together from forms of places that share no element, and zero elsewhere."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        first = parts[0]
+        dtype = max((p.dtype for p in parts), key=lambda d: d.itemsize)
+        super().__init__(first.n, first.shape, dtype, first.device)
+        self.parts = list(parts)
+
+    def tensors(self) -> list[Tensor]:
+        """What the pieces are made of."""
+        return [t for p in self.parts for t in p.tensors()]
+
+    def owns(self, rows: Tensor) -> bool:
+        """Rows are put together in new memory."""
+        return False
+
+    def nbytes(self) -> int:
+        """Bytes of all pieces."""
+        return sum(p.nbytes() for p in self.parts)
+
+    def work(self) -> int:
+        """That of all pieces."""
+        return sum(p.work() for p in self.parts)
+
+    def plan(self) -> Plan:
+        """The pieces' own."""
+        return all_of([p.plan() for p in self.parts], self.n)
+
+    def row_bytes(self) -> int:
+        """A row, and the piece that is being written to it."""
+        return super().row_bytes() + max(p.form.row_bytes() for p in self.parts)
+
+    def without(self, bad: Tensor) -> Pieces:
+        """Zero gradients for some samples."""
+        return Pieces([p.of(p.form.without(bad)) for p in self.parts])
+
+    def narrowed(self, first: int, last: int) -> Pieces:
+        """Some samples of all pieces."""
+        return Pieces([p.of(p.form.narrowed(first, last)) for p in self.parts])
+
+    # ------------------------------------------------------------------ rows
+
+    def dense(self, first: int = 0, last: int | None = None) -> Tensor:
+        """Every piece's rows in their places."""
+        return self._rows(first, last, self.dtype)
+
+    def wide_dense(self, first: int = 0, last: int | None = None) -> Tensor:
+        """From the pieces' wide rows."""
+        return self._rows(first, last, wide(self.dtype))
+
+    def _rows(self, first: int, last: int | None, dtype: torch.dtype) -> Tensor:
+        count = (self.n if last is None else last) - first
+        out = torch.zeros(count, *self.shape, dtype=dtype, device=self.device)
+        return self.add_to(out, first, last)
+
+    def add_to(self, out: Tensor, first: int = 0, last: int | None = None) -> Tensor:
+        """Each piece to its place."""
+        for part in self.parts:
+            part.add_to(out, first, last)
+        return out
+
+    # ------------------------------------------------------------------ norms
+
+    def sq_norms(self) -> Tensor:
+        """Those of the pieces, added: they share no element."""
+        return added([p.sq_norms() for p in self.parts])
+
+    def estimated(self) -> tuple[Tensor, Tensor]:
+        """What can cancel within pieces."""
+        each = [p.estimated() for p in self.parts]
+        found = added([norms for norms, _ in each])
+        certain = all(scale is norms for norms, scale in each)
+        return found, found if certain else added([scale for _, scale in each])
+
+    def exactly(self, which: Tensor) -> Tensor:
+        """Those of the pieces, added."""
+        return added([p.exactly(which) for p in self.parts])
+
+    def measured(self) -> tuple[Tensor, Tensor]:
+        """Those of the pieces, added."""
+        return self.certified()[:2]
+
+    def certified(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Those of the pieces, added; products of positions of all of them are read back once."""
+        found, unsure = [], []
+        for part in self.parts:
+            norms = part.unsure()
+            if norms is None:
+                found.append(part.certified())
+            else:
+                unsure.append(norms)
+        for group in _alike(unsure):
+            for each, (bounds, off) in zip(group, guarded(group), strict=True):
+                found.append((each.found, bounds, off))
+        squares, bounds, off = (added(column) for column in zip(*found, strict=True))
+        return squares, enlarged(bounds, len(found)), off
+
+    def rounding(self) -> Tensor:
+        """That of all pieces."""
+        return added([p.rounding() for p in self.parts])
+
+    # ------------------------------------------------------------------ sums and products
+
+    def weighted_sum(self, c: Tensor) -> Tensor:
+        """Every piece's sum in its place."""
+        return self._placed(lambda form: form.weighted_sum(c), wide(self.dtype))
+
+    def certain_sum(self, c: Tensor) -> Tensor:
+        """Every piece's sum in its place."""
+        return self._placed(lambda form: form.certain_sum(c), wide(self.dtype))
+
+    def sum_of_squares(self) -> Tensor:
+        """Every piece's in its place."""
+        return self._placed(lambda form: form.sum_of_squares(), real(self.dtype))
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Every piece's in their places."""
+        first = torch.zeros(self.shape, dtype=double(self.dtype), device=self.device)
+        second = torch.zeros(self.shape, dtype=torch.float64, device=self.device)
+        for part in self.parts:
+            one, two = part.form.moments()
+            part.region(first).copy_(one)
+            part.region(second).copy_(two)
+        return first, second
+
+    def _placed(self, ask: Callable[[Form], Tensor], dtype: torch.dtype) -> Tensor:
+        out = torch.zeros(self.shape, dtype=dtype, device=self.device)
+        for part in self.parts:
+            part.region(out).copy_(ask(part.form))
+        return out
+
+    def dot(self, direction: Tensor) -> Tensor:
+        """Those of the pieces, added."""
+        return added([p.dot(direction) for p in self.parts])
+
+    def dots(self, other: Form) -> Tensor:
+        """Piece by piece where both have the same pieces; those that one has alone meet zeros."""
+        if not isinstance(other, Pieces):
+            return super().dots(other)
+        theirs = {p.map(): p for p in other.parts}
+        pairs = [(p, theirs.pop(p.map(), None)) for p in self.parts]
+        alone = [p for p, q in pairs if q is None]
+        if alone and theirs and not disjoint([*alone, *theirs.values()]):
+            return super().dots(other)
+        out = torch.zeros(self.n, other.n, dtype=real(self.dtype), device=self.device)
+        for mine, same in pairs:
+            if same is not None:
+                out += mine.form.dots(mine.form if other is self else same.form)
+        return out
+
+
+def disjoint(parts: Sequence[Part]) -> bool:
+    """Whether no element is named by two parts: by their spans, or as boxes of the parameter."""
+    spans = sorted(p.span() for p in parts)
+    if all(a[1] <= b[0] for a, b in itertools.pairwise(spans)):
+        return True
+    boxes = [p.box() for p in parts[: _COMPARED + 1]]
+    if len(boxes) > _COMPARED:
+        return False
+    return all(
+        a is not None and b is not None and _apart(a, b)
+        for a, b in itertools.combinations(boxes, 2)
+    )
+
+
+def _apart(a: Sequence[range], b: Sequence[range]) -> bool:
+    """Whether two boxes have no common index on one of the axes."""
+    return any(x.stop <= y.start or y.stop <= x.start for x, y in zip(a, b, strict=True))
+
+
+def _alike(norms: list[Unsure]) -> Iterator[list[Unsure]]:
+    """Those of one dtype together."""
+    for dtype in dict.fromkeys(each.found.dtype for each in norms):
+        yield [each for each in norms if each.found.dtype == dtype]

@@ -1,0 +1,252 @@
+"""Weights that are a parameter times constants: pruning masks, masked layers, learning-rate scales.
+
+The parameter's gradients are those of the weight times the same constants, element by element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import torch
+from torch import Tensor
+
+from ..cost import Plan, spans
+from ..dense import Dense
+from ..form import Form, real, squared, wide
+from ..mapped import Mapped
+from ..outer import Outer
+from ..patches import Patches
+from ..position_products import widened
+from ..rounding import units
+from ..sketch import Sketch
+from ..table_rows import Rows
+
+_TILE = 4 << 20  # bytes of rows that stay in cache between two passes
+_LOOSE = 4e-3  # what rounding may add to a squared norm before it is taken again
+_LOOSER = 4e-2  # the same of convolutions, which take longer
+
+
+class Scaled(Mapped):
+    """gᵢ = M ∘ hᵢ; ``factor`` M is one number (no axes) or has the shape of hᵢ.
+
+    M is real, in the dtype of sums, and nobody else writes to it. ``key`` tells it from others.
+    """
+
+    __slots__ = ("factor", "key")
+
+    def __init__(self, form: Form, factor: Tensor, key: Hashable, dtype: torch.dtype) -> None:
+        super().__init__(form, form.shape, dtype, form.device)
+        self.factor, self.key = factor, key
+
+    def of(self, form: Form) -> Scaled:
+        """The same constants for another form."""
+        return Scaled(form, self.factor, self.key, self.dtype)
+
+    def map(self) -> Hashable:
+        """The constants."""
+        return Scaled, self.key, self.shape, self.dtype
+
+    def owns(self, rows: Tensor) -> bool:
+        """Products have their own memory."""
+        return False
+
+    @property
+    def even(self) -> bool:
+        """Whether M is one number."""
+        return self.factor.dim() == 0
+
+    @property
+    def certain(self) -> bool:
+        """Whether the inner form tells how its sums are rounded."""
+        return self.even or isinstance(self.form, (Dense, Outer, Patches))
+
+    def row_bytes(self) -> int:
+        """The inner form's, and a row unless products take its place."""
+        return self.form.row_bytes() + (0 if self._in_place else super().row_bytes())
+
+    @property
+    def _in_place(self) -> bool:
+        return isinstance(self.form, (Outer, Patches))
+
+    def plan(self) -> Plan:
+        """The inner form's own for one number, one product for one position, else rows."""
+        if self.even:
+            return self.form.plan()
+        one = self._one_position()
+        if one is None:
+            return super().plan()
+        a, b = one.left.shape[3], one.right.shape[3]
+        item = one.left.shape[1] * 2 * (a + b) * wide(self.dtype).itemsize
+        return Plan("product of squares", self.n * self.size, self.n * item, item, self.n)
+
+    def _one_position(self) -> Outer | None:
+        form = self.form
+        return form if isinstance(form, Outer) and form.t == 1 else None
+
+    # ------------------------------------------------------------------ rows
+
+    def dense(self, first: int = 0, last: int | None = None) -> Tensor:
+        """The inner rows times M."""
+        return self.wide_dense(first, last).to(self.dtype)
+
+    def wide_dense(self, first: int = 0, last: int | None = None) -> Tensor:
+        """The inner rows times M, in place where they are new."""
+        rows = self.form.wide_dense(first, last)
+        new = self._in_place and not rows._is_zerotensor()
+        return rows.mul_(self.factor) if new else rows * self.factor
+
+    def exactly(self, which: Tensor) -> Tensor:
+        """‖gᵢ‖² of a few samples from factors in double precision."""
+        factor = self.factor.double()
+        if self.even:
+            return self.form.exactly(which) * factor.square()
+        found = []
+        for i in which.tolist():
+            rows = _doubled(self.form.narrowed(i, i + 1)).wide_dense()
+            found.append((rows.double() * factor).square_().sum().view(1))
+        return torch.cat(found)
+
+    # ------------------------------------------------------------------ norms
+
+    def sq_norms(self) -> Tensor:
+        """By the inner form's norms, by one product of squares, or by rows."""
+        if self.even:
+            return self._times(self.form.sq_norms())
+        one = self._one_position()
+        return self._by_rows() if one is None else self._by_squares(one)[0]
+
+    def _times(self, squares: Tensor) -> Tensor:
+        """Squared norms times M², which may be too small a number on its own."""
+        return (squares.sqrt() * self.factor.abs()).square_()
+
+    def _by_rows(self) -> Tensor:
+        out = torch.zeros(self.n, dtype=real(self.dtype), device=self.device)
+        for first, last in spans(self.n, self.row_bytes(), 4 * _TILE):
+            out[first:last] = squared(self.wide_dense(first, last))
+        return out
+
+    def _by_squares(self, one: Outer) -> tuple[Tensor, Tensor]:
+        """‖M ∘ (l ⊗ r)‖² = l² · M² r², and what vanished squares may have met."""
+        (_, k, _, a), b = one.left.shape, one.right.shape[3]
+        squares = self.factor.reshape(k, a, b).square().mT  # (k, b, a)
+        tiny = torch.finfo(squares.dtype).tiny
+        most = squares.sum(1).amax() if squares.numel() else squares.sum()
+        out = squares.new_zeros(2, self.n)
+        item = 2 * k * (a + b) * squares.element_size()
+        for first, last in spans(self.n if squares.numel() else 0, item):
+            left, right = widened(one.left, one.right, first, last)
+            left, right = left[:, :, 0].square(), right[:, :, 0].square()
+            met = torch.matmul(right.transpose(0, 1), squares).transpose(0, 1)  # (n, k, a)
+            slack = tiny * (right.sum(2) + most + b)
+            lost = left.sum(2).mul_(slack) + tiny * (met.sum(2) + a * slack + a)
+            out[0, first:last] = met.mul_(left).sum((1, 2))
+            out[1, first:last] = lost.sum(1)
+        return out[0], out[1]
+
+    def estimated(self) -> tuple[Tensor, Tensor]:
+        """What can cancel in the inner form, where M is one number."""
+        if not self.even:
+            return super().estimated()
+        found, scale = self.form.estimated()
+        sizes = self._times(found)
+        return sizes, sizes if scale is found else self._times(scale)
+
+    def measured(self) -> tuple[Tensor, Tensor]:
+        """Norms and bounds from the same products or rows."""
+        return self.certified()[:2]
+
+    def certified(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Norms, bounds and rounding."""
+        unit = torch.finfo(real(self.dtype))
+        if self.even:
+            found, bound, off = self.form.certified()
+            bound = self._times(bound + self.size * unit.tiny) * (1 + 8 * unit.eps)
+            return self._times(found), bound, off * self.factor.abs()
+        one = self._one_position()
+        if one is None:
+            return self._certified_rows()
+        found, lost = self._by_squares(one)
+        more = unit.eps * (units(one.left.shape[3]) + units(one.right.shape[3]) + 16)
+        return found, (found + lost) * (1 + more), self.rounding()
+
+    def _certified_rows(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows are rounded as sums are; doubtful samples again in double precision."""
+        found, off = self._by_rows(), self.rounding()
+        slack = 2 * off
+        gap = 2 * found.sqrt() * slack + slack.square()
+        bound = self.enlarged(found) + gap
+        loose = _LOOSER if isinstance(self.form, Patches) else _LOOSE
+        which = (gap > loose * found).nonzero().flatten()
+        if which.numel() and self.certain:
+            exact = self.exactly(which)
+            found[which] = exact.to(found.dtype)
+            sure = (exact * (1 + 1e-6)).to(bound.dtype)
+            bound[which] = (sure.sqrt() + off[which]).square_() * (1 + 8 * _unit(sure))
+        return found, bound, off
+
+    def rounding(self) -> Tensor:
+        """That of the inner form, times the largest number of M."""
+        off = self.form.rounding()
+        return off * self.factor.abs().amax() if self.factor.numel() else off
+
+    # ------------------------------------------------------------------ sums and products
+
+    def weighted_sum(self, c: Tensor) -> Tensor:
+        """M times the inner sum."""
+        return self.form.weighted_sum(c) * self.factor
+
+    def certain_sum(self, c: Tensor) -> Tensor:
+        """M times the inner sum, or the sum of the rows that norms were taken of."""
+        if not self.certain:
+            return Form.weighted_sum(self, c)
+        return self.form.certain_sum(c) * self.factor
+
+    def dot(self, direction: Tensor) -> Tensor:
+        """⟨M ∘ hᵢ, V⟩ = ⟨hᵢ, M ∘ V⟩."""
+        return self.form.dot(direction.to(self.factor.dtype) * self.factor)
+
+    def dots(self, other: Form) -> Tensor:
+        """One number comes before the inner products."""
+        if not self.even:
+            return super().dots(other)
+        if isinstance(other, Scaled) and other.even:
+            return self.form.dots(other.form) * self.factor * other.factor
+        return self.form.dots(other) * self.factor
+
+    def project(self, sketch: Sketch) -> Tensor:
+        """One number comes before the sketch."""
+        if not self.even:
+            return super().project(sketch)
+        return self.form.project(sketch) * self.factor
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """M and M² times the inner ones."""
+        (first, second), factor = self.form.moments(), self.factor.double()
+        return first * factor, second * factor.square()
+
+    def sum_of_squares(self) -> Tensor:
+        """M² times the inner one."""
+        return self.form.sum_of_squares() * self.factor.square()
+
+
+def scaled(form: Form, factor: Tensor, key: Hashable, dtype: torch.dtype) -> Form:
+    """M ∘ hᵢ for a parameter of this dtype; rows of a table meet only their rows of M."""
+    if isinstance(form, Rows) and factor.dim() and form.dtype == factor.dtype == dtype:
+        sample, index = None if form.even else form.sample, form.index
+        values = form.values * factor.index_select(0, index)
+        return Rows(sample, index, values, form.n, form.shape)
+    return Scaled(form, factor, key, dtype)
+
+
+def _doubled(form: Form) -> Form:
+    """The same form in double precision, where it is made of factors."""
+    if isinstance(form, Outer):
+        return Outer(form.left.double(), form.right.double(), form.shape)
+    if isinstance(form, Patches):
+        x, grad = form.x.double(), form.grad.double()
+        return Patches(x, grad, form.weight, form.geometry, form.images)
+    return form
+
+
+def _unit(tensor: Tensor) -> float:
+    return torch.finfo(tensor.dtype).eps

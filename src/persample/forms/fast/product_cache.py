@@ -1,0 +1,95 @@
+"""Products of positions that several parameters need: the same data met q, k and v.
+
+While norms of many parameters are taken, the products of a factor that belongs to more than one of
+them are kept until its last use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..cost import scratch
+from ..rounding import THIN
+
+Key = tuple[Any, ...]
+_LONG = 256
+
+
+class Shared:
+    """How often each factor is still needed, and the products that are kept for it."""
+
+    def __init__(self, factors: Iterable[Tensor]) -> None:
+        self.left = Counter(_key(f) for f in factors)
+        self.kept: dict[Key, dict[tuple[int, int], Tensor]] = {}
+
+    def products(self, factor: Tensor, part: Tensor, first: int, last: int) -> Tensor:
+        """``part @ part.mT`` of some samples of a factor."""
+        key = _key(factor)
+        tiles = self.kept.setdefault(key, {})
+        found = tiles.get((first, last))
+        if found is None:
+            found = _squared(part)
+            if self.left[key] > 1 and found.nbytes * factor.shape[0] // (last - first) <= scratch():
+                tiles[first, last] = found
+        if last == factor.shape[0]:
+            self.left[key] -= 1
+            if self.left[key] <= 0:
+                self.kept.pop(key, None)
+        return found
+
+
+_CURRENT: ContextVar[Shared | None] = ContextVar("shared products", default=None)
+
+
+@contextlib.contextmanager
+def sharing(factors: Iterable[Tensor]) -> Iterator[None]:
+    """Keep products that these factors (each named once per use) have in common."""
+    token = _CURRENT.set(Shared(factors))
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)
+
+
+def products(factor: Tensor, part: Tensor, first: int, last: int) -> Tensor:
+    """⟨row t, row s⟩ for every sample first … last-1, not to be written to."""
+    shared = _CURRENT.get()
+    if shared is None:
+        return _squared(part)
+    return shared.products(factor, part, first, last)
+
+
+def _squared(part: Tensor) -> Tensor:
+    return rows_by_rows(part, part)
+
+
+def rows_by_rows(one: Tensor, two: Tensor) -> Tensor:
+    """⟨row t, row s⟩ of matrices (…, t, a) and (…, s, a).
+
+    Products of few rows are added up in one go, however long they are: long ones are cut.
+    """
+    length = one.shape[-1]
+    if length > _LONG and min(one.shape[-2], two.shape[-2]) < THIN:
+        whole = length // _LONG * _LONG
+        cut = [
+            f[..., :whole].unflatten(-1, (-1, _LONG)).transpose(-2, -3).contiguous()
+            for f in ((one,) if one is two else (one, two))
+        ]
+        found = torch.matmul(cut[0], cut[-1].mT).sum(-3)
+        if whole < length:
+            found += torch.matmul(one[..., whole:], two[..., whole:].mT)
+        return found
+    if one.dim() == two.dim() == 3:  # matmul would look for axes to broadcast
+        return torch.bmm(one, two.mT)
+    return torch.matmul(one, two.mT)
+
+
+def _key(factor: Tensor) -> Key:
+    return (factor.data_ptr(), factor.shape, factor.stride(), factor.dtype)

@@ -1,0 +1,70 @@
+"""Rows that are written out once, for questions that look at every gradient twice.
+
+A clipped sum takes norms first and a sum afterwards. Where positions are many, the rows themselves
+serve both for less than products of positions and a second matrix product; and what is computed by
+backward passes is computed once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from ..cost import scratch
+from ..dense import Dense
+from ..form import Form, wide
+from ..outer import Outer
+from ..pullback import Pullback
+from ..replay import Replay
+from ..total import Total
+from ..user_maps import Joint
+from .elementwise import Scaled
+
+_KEPT = 12  # multiplications worth a byte of rows: 9 is level in time, at more memory
+
+
+class Kept(Dense):
+    """Rows for norms and one sum, which lets go of them."""
+
+    __slots__ = ()
+
+    def certain_sum(self, c: Tensor) -> Tensor:
+        """The last that is asked of the rows."""
+        total = self.weighted_sum(c)
+        self.values = self.values.new_empty(0, *self.shape)
+        return total
+
+
+def saved(form: Form) -> int:
+    """Multiplications that kept rows save: norms cost nothing beyond writing and reading them.
+
+    What goes back through a graph, or runs an operator again, would do so for norms and for sums.
+    """
+    if isinstance(form, (Joint, Pullback, Replay)):
+        return form.plan().cost
+    if isinstance(form, Total) and form.tied() is None:  # norms are those of rows
+        return form.work()
+    factors = form.form if isinstance(form, Scaled) else form
+    if not isinstance(factors, Outer) or form.dtype.is_complex or factors.t == 1:
+        return 0
+    return form.plan().cost - _KEPT * _bytes(form)
+
+
+def _bytes(form: Form) -> int:
+    return form.n * form.size * wide(form.dtype).itemsize
+
+
+def kept_rows(forms: Mapping[str, Form]) -> dict[str, Kept]:
+    """Rows of the forms that save most for their size, in half of the budget."""
+    found: dict[str, Kept] = {}
+    room = scratch() // 2
+    gains = {name: saved(form) / max(1, _bytes(form)) for name, form in forms.items()}
+    for name in sorted(gains, key=gains.__getitem__, reverse=True):
+        form = forms[name]
+        if gains[name] <= 0:
+            break
+        if _bytes(form) <= room:
+            room -= _bytes(form)
+            found[name] = Kept(form.wide_dense())
+    return found

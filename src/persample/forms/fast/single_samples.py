@@ -1,0 +1,181 @@
+"""Samples that were computed one by one: a form of its own for each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from ..cost import Plan
+from ..dense import Dense
+from ..form import Form, real, wide
+from ..outer import Outer
+from ..patches import Patches
+from ..sketch import Sketch
+
+
+class Apart(Form):
+    """gᵢ is the only gradient of the form ``parts[i]``, or zero where there is none."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: Mapping[int, Form], n: int, like: Form) -> None:
+        super().__init__(n, like.shape, like.dtype, like.device)
+        self.parts = dict(parts)
+
+    # ------------------------------------------------------------------ what it is made of
+
+    def tensors(self) -> list[Tensor]:
+        """What the parts are made of."""
+        return [t for part in self.parts.values() for t in part.tensors()]
+
+    def owns(self, rows: Tensor) -> bool:
+        """Dense rows have their own memory."""
+        return False
+
+    def nbytes(self) -> int:
+        """Bytes of all parts."""
+        return sum(part.nbytes() for part in self.parts.values())
+
+    def work(self) -> int:
+        """That of all parts."""
+        return sum(part.work() for part in self.parts.values())
+
+    def plan(self) -> Plan:
+        """Each part's own."""
+        plans = [part.plan() for part in self.parts.values()]
+        ways = " + ".join(dict.fromkeys(p.way for p in plans))
+        item = max((p.item for p in plans), default=0)
+        flops, moved = sum(p.flops for p in plans), sum(p.moved for p in plans)
+        return Plan(ways or "nothing", flops, moved, item, len(plans))
+
+    def without(self, bad: Tensor) -> Apart:
+        """Zero gradients for some samples."""
+        parts = {i: part.without(bad[i : i + 1]) for i, part in self.parts.items()}
+        return Apart(parts, self.n, self)
+
+    def narrowed(self, first: int, last: int) -> Apart:
+        """Some samples' forms."""
+        parts = {i - first: part for i, part in self.parts.items() if first <= i < last}
+        return Apart(parts, last - first, self)
+
+    # ------------------------------------------------------------------ rows
+
+    def dense(self, first: int = 0, last: int | None = None) -> Tensor:
+        """Zeros with the parts' rows in their places."""
+        return self._rows(self.dtype, first, last)
+
+    def wide_dense(self, first: int = 0, last: int | None = None) -> Tensor:
+        """From the parts' wide rows."""
+        return self._rows(wide(self.dtype), first, last)
+
+    def _rows(self, dtype: torch.dtype, first: int, last: int | None) -> Tensor:
+        count = (self.n if last is None else last) - first
+        out = torch.zeros(count, *self.shape, dtype=dtype, device=self.device)
+        return self.add_to(out, first, last)
+
+    def add_to(self, out: Tensor, first: int = 0, last: int | None = None) -> Tensor:
+        """Each part to its own row."""
+        for i, part in self.parts.items():
+            if first <= i < (self.n if last is None else last):
+                part.add_to(out[i - first : i - first + 1])
+        return out
+
+    # ------------------------------------------------------------------ one number for each
+
+    def _each(self, ask: Callable[[Form], Tensor], *shape: int) -> Tensor:
+        """An answer for every sample; zero where it has no gradient."""
+        out = torch.zeros(self.n, *shape, dtype=real(self.dtype), device=self.device)
+        if self.parts:
+            where = torch.tensor(list(self.parts), device=self.device)
+            out[where] = torch.cat([ask(part) for part in self.parts.values()]).to(out.dtype)
+        return out
+
+    def sq_norms(self) -> Tensor:
+        """Each part's."""
+        return self._each(lambda part: part.sq_norms())
+
+    def exactly(self, which: Tensor) -> Tensor:
+        """Each part's."""
+        only = which.new_zeros(1)
+        none = torch.zeros(1, dtype=torch.float64, device=self.device)
+        parts = [self.parts.get(i) for i in which.tolist()]
+        return torch.cat([none if part is None else part.exactly(only) for part in parts])
+
+    def measured(self) -> tuple[Tensor, Tensor]:
+        """Each part's, looked at once."""
+        pair = self._each(lambda part: torch.stack(part.measured(), 1), 2)
+        return pair[:, 0].clone(), pair[:, 1].clone()
+
+    def rounding(self) -> Tensor:
+        """Each part's."""
+        return self._each(lambda part: part.rounding())
+
+    def dot(self, direction: Tensor) -> Tensor:
+        """Each part's."""
+        return self._each(lambda part: part.dot(direction))
+
+    def project(self, sketch: Sketch) -> Tensor:
+        """Each part's."""
+        return self._each(lambda part: part.project(sketch), sketch.dim)
+
+    # ------------------------------------------------------------------ sums
+
+    def weighted_sum(self, c: Tensor) -> Tensor:
+        """The parts' sums, added."""
+        return self._summed(lambda i, part: part.weighted_sum(c[i : i + 1]), wide(self.dtype))
+
+    def certain_sum(self, c: Tensor) -> Tensor:
+        """The parts' sums, added."""
+        return self._summed(lambda i, part: part.certain_sum(c[i : i + 1]), wide(self.dtype))
+
+    def sum_of_squares(self) -> Tensor:
+        """The parts' sums, added."""
+        return self._summed(lambda _, part: part.sum_of_squares(), real(self.dtype))
+
+    def _summed(self, ask: Callable[[int, Form], Tensor], dtype: torch.dtype) -> Tensor:
+        total = torch.zeros(self.shape, dtype=dtype, device=self.device)
+        for i, part in self.parts.items():
+            total += ask(i, part)
+        return total
+
+
+def side_by_side(parts: Mapping[int, Form], n: int) -> Form:
+    """Forms of single samples as one form of all, where they are alike."""
+    like = next(iter(parts.values()))
+    kinds = {type(part) for part in parts.values()}
+    if 2 * len(parts) < n or len(kinds) > 1 or len({part.dtype for part in parts.values()}) > 1:
+        return Apart(parts, n, like)
+    if kinds == {Dense}:
+        return Dense(Apart(parts, n, like).dense())
+    found: Form | None = None
+    if kinds == {Outer}:
+        found = _positions([(i, p) for i, p in parts.items() if isinstance(p, Outer)], n)
+    elif kinds == {Patches} and len(parts) == n:
+        found = _images([p for _, p in sorted(parts.items()) if isinstance(p, Patches)])
+    return Apart(parts, n, like) if found is None else found
+
+
+def _positions(parts: list[tuple[int, Outer]], n: int) -> Outer | None:
+    """Factors filled up with zeros, unless most of them would be zeros."""
+    like, counts = parts[0][1], [part.t for _, part in parts]
+    longest = max(counts)
+    if n * longest > 2 * sum(counts) or any(p.key() != like.key() for _, p in parts):
+        return None
+    blocks, a, b = like.key()
+    left = like.left.new_zeros(n, blocks, longest, a)
+    right = like.right.new_zeros(n, blocks, longest, b)
+    for i, part in parts:
+        left[i, :, : part.t], right[i, :, : part.t] = part.left[0], part.right[0]
+    return Outer(left, right, like.shape)
+
+
+def _images(parts: list[Patches]) -> Patches | None:
+    """One image of each sample, all of one size."""
+    like = parts[0]
+    sizes = {(p.x.shape, p.grad.shape, p.images, p.geometry) for p in parts}
+    if len(sizes) > 1 or like.images != 1:
+        return None
+    x, grad = (torch.cat(group) for group in ([p.x for p in parts], [p.grad for p in parts]))
+    return Patches(x, grad, like.weight, like.geometry)

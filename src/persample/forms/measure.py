@@ -1,0 +1,29 @@
+"""A form in numbers: what it keeps, and what its norms cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .form import Form
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A form in numbers; ``norms`` is the way in which its parameter's norms are taken."""
+
+    form: str
+    norms: str
+    work: int
+    kept_bytes: int
+    dense_bytes: int
+
+
+def measured(form: Form, whole: Form, *, kept: bool = True) -> Measure:
+    """The numbers of one use's form; ``whole`` is its parameter's form of all uses."""
+    return Measure(
+        form=type(form).__name__,
+        norms=str(whole.plan()),
+        work=form.work(),
+        kept_bytes=form.nbytes() if kept else 0,
+        dense_bytes=form.n * form.size * form.dtype.itemsize,
+    )

@@ -1,0 +1,137 @@
+"""Kernels of sums of outer products. Factors are (n, k, t, a) and (n, k, t, b), or without k."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from .cost import BROADCAST, scratch, spans
+from .fast.product_cache import products, rows_by_rows
+from .form import real, squared, wide
+from .rounding import concealed, finer, hidden, lengths, scale_of, scaled
+
+
+def widened(left: Tensor, right: Tensor, first: int, last: int) -> tuple[Tensor, Tensor]:
+    """Some samples' factors, in float32 at least."""
+    if last - first != left.shape[0]:
+        left, right = left[first:last], right[first:last]
+    dtype = wide(left.dtype)
+    return (left, right) if dtype is left.dtype else (left.to(dtype), right.to(dtype))
+
+
+def matrices(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
+    """Σₜ lₜ ⊗ rₜ, one matrix for every sample and block."""
+    if left.dim() == 2:
+        left, right = left.unsqueeze(1), right.unsqueeze(1)
+    if left.shape[-2] == 1 and left.numel() * right.shape[-1] <= BROADCAST:
+        return torch.mul(left.mT, right, out=out)
+    return (torch.bmm if left.dim() == 3 else torch.matmul)(left.mT, right, out=out)
+
+
+def weighted(left: Tensor, right: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    """Both factors, the narrower one times c: (n·t, a) and (n·t, b), for each block if many."""
+    dtype, a, b = wide(left.dtype), left.shape[-1], right.shape[-1]
+    left, right = left.to(dtype), right.to(dtype)
+    scale = c.to(dtype).view(-1, *[1] * (left.dim() - 1))
+    if a <= b:
+        left = left * scale
+    else:
+        right = right * scale
+    if left.dim() == 2:
+        return left, right
+    if left.dim() == 4:
+        return left.transpose(0, 1).flatten(1, 2), right.transpose(0, 1).flatten(1, 2)
+    larger = left if a > b else right
+    if larger.stride(0) < larger.stride(1):  # a time loop's: positions before samples
+        left, right = left.transpose(0, 1), right.transpose(0, 1)
+    return left.flatten(0, 1), right.flatten(0, 1)
+
+
+def by_pairs(left: Tensor, right: Tensor, *, sure: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Σₜₛ ⟨lₜ, lₛ⟩⟨rₜ, rₛ⟩; its diagonal, the energy; what rounding can hide, if ``sure``.
+
+    Else the last is a scale of it: all terms without their signs.
+    """
+    n, t = left.shape[0], left.shape[-2]
+    item = 2 * left.shape[1:-1].numel() * t * wide(left.dtype).itemsize
+    if item > scratch():
+        blocks = _by_blocks(left, right)
+        return blocks if sure else (*blocks[:2], scale_of(blocks[2]))
+    found, energy, slack = [], [], []
+    sides = left.shape[-1], right.shape[-1]
+    for first, last in spans(n, item, 4 << 20):  # in cache
+        some, other = widened(left, right, first, last)
+        one, two = products(left, some, first, last), products(right, other, first, last)
+        both = one * two
+        found.append(_added(both).clamp_(min=0))
+        energy.append(_added(both.diagonal(dim1=-2, dim2=-1)))
+        if sure:
+            slack.append(hidden(one, two, *sides))
+        else:
+            sizes: Tensor = torch.linalg.vector_norm(both.flatten(1), 1, dim=1)
+            slack.append(scaled(sizes, *sides))
+    if len(found) == 1:
+        return found[0], energy[0], slack[0]
+    if not found:
+        zeros = right.new_zeros(0, dtype=real(right.dtype))
+        return zeros, zeros.clone(), zeros.clone()
+    return torch.cat(found), torch.cat(energy), torch.cat(slack)
+
+
+def _by_blocks(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Sample by sample where t × t does not fit: blocks on and above the diagonal."""
+    if left.dim() == 3:
+        left, right = left.unsqueeze(1), right.unsqueeze(1)
+    n, k, t, a = left.shape
+    b = right.shape[-1]
+    found = right.new_zeros(n, dtype=finer(right.device))
+    energy = right.new_zeros(n, dtype=real(right.dtype))
+    traces, sizes = (energy.new_zeros(2, n, k) for _ in range(2))
+    side = max(1, math.isqrt(scratch() // (2 * k * wide(left.dtype).itemsize)))
+    for i in range(n):
+        one, two = (f[0] for f in widened(left, right, i, i + 1))
+        for row in range(0, t, side):
+            mine, other = one[:, row : row + side], two[:, row : row + side]
+            norms = [torch.linalg.vector_norm(f, dim=2) for f in (mine, other)]
+            energy[i] += (norms[0] * norms[1]).square_().sum()
+            traces[:, i] += torch.stack([each.square().sum(1) for each in norms])
+            for column in range(row, t, side):
+                part, times = slice(column, column + side), 1 if row == column else 2
+                both = [rows_by_rows(m, f[:, part]) for m, f in ((mine, one), (other, two))]
+                sizes[:, i] += times * torch.stack([m.square().sum((1, 2)) for m in both])
+                found[i] += both[0].mul_(both[1]).sum() * times
+    slack = concealed([*traces], [*sizes.sqrt_()], a, b, t)
+    return found.clamp_(min=0).to(energy.dtype), energy, slack
+
+
+def between(one: tuple[Tensor, Tensor], two: tuple[Tensor, Tensor]) -> Tensor:
+    """⟨gᵢ, hⱼ⟩ of every pair of samples, factors (n, k, t, ·) and (m, k, s, ·): (n, m)."""
+    products = torch.einsum("nkta,mksa->nmkts", one[0], two[0])
+    products *= torch.einsum("nktb,mksb->nmkts", one[1], two[1])
+    return products.sum((2, 3, 4))
+
+
+def written_out(left: Tensor, right: Tensor) -> Tensor:
+    """‖Σₜ lₜ ⊗ rₜ‖², a few samples at a time, so that the matrices stay in cache."""
+    n, a = left.shape[0], left.shape[-1]
+    found = right.new_zeros(n, dtype=finer(right.device))
+    line = left.shape[1:-2].numel() * right.shape[-1] * wide(right.dtype).itemsize
+    for first, last in spans(n, a * line, 4 << 20):
+        some, other = widened(left, right, first, last)
+        for start, stop in spans(a, line * (last - first)):
+            matrix = torch.matmul(some[..., start:stop].mT, other)
+            found[first:last] += squared(matrix)
+    return found.to(real(right.dtype))
+
+
+def energies(left: Tensor, right: Tensor) -> Tensor:
+    """Σₜ ‖lₜ‖²‖rₜ‖², the scale of what rounding can hide."""
+    one, two = (lengths(f) for f in widened(left, right, 0, left.shape[0]))
+    return _added((one * two).square_())
+
+
+def _added(products: Tensor) -> Tensor:
+    """The sum over everything but samples."""
+    return products.sum(tuple(range(1, products.dim())))

@@ -1,0 +1,128 @@
+"""Shares of squared norms: a gradient split into T pieces, gᵢ = Σₜ gᵢₜ, and ⟨gᵢₜ, gᵢ⟩ of each.
+
+The pieces are a form of n · T gradients, row i · T + t. Cross terms are in it: shares of one sample
+add up to ‖gᵢ‖² whatever the pieces cancel.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .cost import Plan, cheapest, spans
+from .dense import Dense
+from .fast.disjoint_parts import Pieces
+from .fast.elementwise import Scaled
+from .form import Form, added, real, wide
+from .outer import Outer
+from .strided_part import Part
+from .table_rows import Rows
+from .total import Total
+
+
+def shares(form: Form, n: int) -> Tensor:
+    """⟨gᵢₜ, gᵢ⟩: (n, T)."""
+    if form.n == 0:
+        return torch.zeros(n, form.n // max(n, 1), dtype=real(form.dtype), device=form.device)
+    if isinstance(form, Part):  # a view that names no element twice
+        return shares(form.form, n)
+    if isinstance(form, Pieces):
+        return added([shares(part, n) for part in form.parts])
+    if isinstance(form, Scaled) and form.even:
+        return shares(form.form, n) * form.factor.square()
+    if not form.dtype.is_complex:
+        if isinstance(form, Dense):
+            return _dense(form, n)
+        if isinstance(form, Outer):
+            return _outer(form, n)
+        if isinstance(form, Rows):
+            return _rows(form, n)
+        if isinstance(form, Total):
+            pair = form.tied()
+            if pair is not None:
+                return _tied(*pair, n)
+    return _written(form, n)
+
+
+def _dense(form: Dense, n: int) -> Tensor:
+    pieces = form.values.reshape(n, form.n // n, form.size)
+    out = pieces.new_zeros(pieces.shape[:2], dtype=real(form.dtype))
+    for first, last in spans(n, 2 * pieces[0].numel() * wide(form.dtype).itemsize):
+        part = pieces[first:last].to(out.dtype)
+        out[first:last] = torch.matmul(part, part.sum(1).unsqueeze(2)).squeeze(2)
+    return out
+
+
+def _by_sample(form: Outer, n: int) -> tuple[Tensor, Tensor]:
+    """Factors (n, k, T · u, a) and (n, k, T · u, b): pieces of a sample are its positions."""
+    left, right = (
+        f.unflatten(0, (n, form.n // n)).transpose(1, 2).flatten(2, 3)
+        for f in (form.left, form.right)
+    )
+    return left, right
+
+
+def _outer(form: Outer, n: int) -> Tensor:
+    """By products of positions, or by the sample's matrix, whichever is cheaper."""
+    dtype = wide(form.dtype)
+    left, right = _by_sample(form, n)
+    k, t, a, b = *left.shape[1:], right.shape[3]
+    width = k * dtype.itemsize
+    plan = cheapest(
+        Plan("gram", n * k * t * t * (a + b), 2 * n * t * t * width, 2 * t * t * width, n),
+        Plan("direct", 2 * n * k * t * a * b, n * a * b * width, (a + t) * b * width, n),
+    )
+    out = torch.zeros(n, t, dtype=real(form.dtype), device=form.device)
+    for first, last in spans(n, plan.item):
+        mine, other = left[first:last].to(dtype), right[first:last].to(dtype)
+        if plan.way == "direct":
+            matrix = torch.matmul(mine.mT, other)
+            out[first:last] = torch.matmul(mine, matrix).mul_(other).sum((1, 3))
+            continue
+        for start, stop in spans(t, 2 * t * width * (last - first)):
+            products = torch.matmul(mine[:, :, start:stop], mine.mT)
+            products *= torch.matmul(other[:, :, start:stop], other.mT)
+            out[first:last, start:stop] = products.sum((1, 3))
+    return out.view(n, form.n // n, -1).sum(2)
+
+
+def _rows(form: Rows, n: int) -> Tensor:
+    """Each row with the sum of its sample's rows of the same index."""
+    pieces = form.n // n
+    values = form.values.to(wide(form.dtype))
+    keys = torch.div(form.sample, pieces, rounding_mode="floor") * form.shape[0] + form.index
+    found, where = torch.unique(keys, return_inverse=True)
+    sums = values.new_zeros(found.numel(), values.shape[1]).index_add_(0, where, values)
+    each = (values * sums[where]).sum(1)
+    return each.new_zeros(form.n).index_add_(0, form.sample, each).view(n, pieces)
+
+
+def _tied(rows: Rows, outer: Outer, n: int) -> Tensor:
+    """Both alone, and their cross term, which is a share of both sides."""
+    out = shares(rows, n) + shares(outer, n)
+    flat, pieces, dtype = out.view(-1), rows.n // n, out.dtype
+    left, right = _by_sample(outer, n)
+    per = left.shape[2] // pieces
+    order = torch.argsort(rows.sample, stable=True)
+    owner = torch.div(rows.sample[order], pieces, rounding_mode="floor")
+    at = 0
+    for i, count in enumerate(torch.bincount(owner, minlength=n).tolist()):
+        part = order[at : at + count]
+        at += count
+        if count:
+            products = left[i, 0].to(dtype)[:, rows.index[part]]
+            products *= right[i, 0].to(dtype) @ rows.values[part].to(dtype).T
+            out[i] += products.sum(1).view(pieces, per).sum(1)
+            flat.index_add_(0, rows.sample[part], products.sum(0))
+    return out
+
+
+def _written(form: Form, n: int) -> Tensor:
+    """Any mixture: the sample's own gradient, written out, is the direction of its pieces."""
+    pieces = form.n // n
+    out = torch.zeros(n, pieces, dtype=real(form.dtype), device=form.device)
+    ones = torch.ones(pieces, dtype=out.dtype, device=form.device)
+    for i in range(n):
+        mine = form.narrowed(i * pieces, (i + 1) * pieces)
+        out[i] = mine.dot(mine.weighted_sum(ones))
+    return out

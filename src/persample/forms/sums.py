@@ -1,0 +1,76 @@
+"""Answers as sums over parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from . import Form, kept_sketch
+
+
+class Sum:
+    """A running total over parameters, float32 at least, on the first device seen."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, *shape: int, device: torch.device) -> None:
+        self.value = torch.zeros(shape, dtype=torch.float32, device=device)
+
+    def add(self, part: Tensor) -> None:
+        """One parameter's part."""
+        self.value = self.value + part.to(self.value.device)
+
+
+def added(parts: Mapping[str, Tensor], n: int, device: torch.device) -> Tensor:
+    """Σ over parameters, in the widest dtype: a fresh tensor."""
+    values = list(parts.values())
+    if values and all(v.dtype is values[0].dtype and v.device == device for v in values):
+        return torch.stack(values).sum(0)
+    total = Sum(n, device=device)
+    for value in values:
+        total.add(value)
+    return total.value
+
+
+def certain(parts: Mapping[str, Tensor], elements: int, n: int, device: torch.device) -> Tensor:
+    """Σ over parameters of squared bounds, for parameters of so many elements together.
+
+    Small bounds may be swallowed by a large one, and squares may be too small for their dtype.
+    """
+    total = added(parts, n, device)
+    least = max(
+        torch.finfo(dtype).tiny for dtype in (total.dtype, *(p.dtype for p in parts.values()))
+    )
+    return total.mul_(1 + torch.finfo(total.dtype).eps * len(parts)).add_(elements * least)
+
+
+def projected(name: str, form: Form, dim: int, seed: int) -> Tensor:
+    """One parameter's sketch: (n, dim)."""
+    shape = torch.Size((*form.shape, 2)) if form.dtype.is_complex else form.shape
+    if not shape.numel():
+        return torch.zeros(form.n, dim, device=form.device)
+    return form.project(kept_sketch(name, shape, dim, seed, form.device))
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseScale:
+    """The simple gradient noise scale and its parts.
+
+    ``value`` is tr Σ / |G|². ``sq_gradient`` estimates |G|² without bias, so a small batch may give
+    a negative number. Over several steps, average ``trace`` and ``sq_gradient`` separately and
+    divide then: the ratio of averages is the estimate, not the average of ratios.
+    """
+
+    value: float
+    trace: float
+    sq_gradient: float
+    n: int
+
+
+def spread(moments: tuple[Tensor, Tensor], n: int) -> Tensor:
+    """The unbiased variance from Σᵢ gᵢ and Σᵢ |gᵢ|² in double precision: most may cancel."""
+    first, second = moments
+    return (second - first.abs().square() / n).clamp_(min=0) / (n - 1)

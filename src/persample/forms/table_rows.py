@@ -1,0 +1,293 @@
+"""Sums of single rows: what looking up a table leaves behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from .cost import Plan, scratch, spans
+from .fast.reused_buffers import written_again
+from .form import Form, real, wide
+from .outer import Outer
+from .rounding import enlarged
+from .row_products import matched
+from .segments import segments, sizes, summed
+from .sketch import Sketch
+
+_RUN = 256 << 10  # bytes of values that stay in cache while they are copied and added
+
+
+class Rows(Form):
+    """gᵢ = Σ over r with sample[r] = i of e(index[r]) ⊗ values[r], a matrix (v, d).
+
+    ``sample`` and ``index`` are (r,), ``values`` is (r, d). Without ``sample``, all samples have
+    equally many rows, one sample's after the other's.
+    """
+
+    __slots__ = ("_sample", "even", "index", "values")
+
+    def __init__(
+        self, sample: Tensor | None, index: Tensor, values: Tensor, n: int, shape: torch.Size
+    ) -> None:
+        super().__init__(n, shape, values.dtype, values.device)
+        self._sample, self.even = sample, sample is None
+        self.index, self.values = index, values
+
+    @property
+    def sample(self) -> Tensor:
+        """The sample of every row."""
+        if self._sample is None:
+            samples = torch.arange(self.n, device=self.device)
+            self._sample = samples.repeat_interleave(self.each())
+        return self._sample
+
+    def each(self) -> int:
+        """How many rows a sample has, if all have equally many."""
+        return self.index.numel() // max(self.n, 1)
+
+    def tensors(self) -> list[Tensor]:
+        """What the form is made of."""
+        return [self.values, self.index] + ([] if self.even else [self.sample])
+
+    def nbytes(self) -> int:
+        """Bytes of values and index vectors."""
+        vectors = 1 if self.even else 2
+        return self.values.numel() * self.values.element_size() + 8 * vectors * self.index.numel()
+
+    def work(self) -> int:
+        """One addition per value."""
+        return self.values.numel()
+
+    def without(self, bad: Tensor) -> Rows:
+        """Zero rows for some samples."""
+        mask = bad[self.sample].unsqueeze(1)
+        values = self.values.masked_fill(mask, 0)
+        return Rows(None if self.even else self.sample, self.index, values, self.n, self.shape)
+
+    def narrowed(self, first: int, last: int) -> Rows:
+        """Some samples' rows."""
+        if self.even:
+            part = slice(first * self.each(), last * self.each())
+            return Rows(None, self.index[part], self.values[part], last - first, self.shape)
+        keep = (self.sample >= first) & (self.sample < last)
+        mine = self.sample[keep] - first
+        return Rows(mine, self.index[keep], self.values[keep], last - first, self.shape)
+
+    def dense(self, first: int = 0, last: int | None = None) -> Tensor:
+        """Rows added into zeros."""
+        return self.wide_dense(first, last).to(self.dtype)
+
+    def wide_dense(self, first: int = 0, last: int | None = None) -> Tensor:
+        """Added up in float32 at least."""
+        count = (self.n if last is None else last) - first
+        out = self.values.new_zeros(count, *self.shape, dtype=wide(self.dtype))
+        return self.add_to(out, first, last)
+
+    def owns(self, rows: Tensor) -> bool:
+        """Dense rows have their own memory."""
+        return False
+
+    def add_to(self, out: Tensor, first: int = 0, last: int | None = None) -> Tensor:
+        """Straight into their places."""
+        part = self
+        if first or (last is not None and last != self.n):
+            part = self.narrowed(first, self.n if last is None else last)
+        flat, values = out.view(part.n * self.shape[0], self.shape[1]), part.values.to(out.dtype)
+        if not part.even:
+            flat.index_add_(0, part.keys(), values)
+            return out
+        index, starts, each = *part._spread(), part.each()
+        for start, stop in spans(part.n, each * self.shape[1] * out.element_size(), _RUN):
+            some = slice(start * each, stop * each)
+            flat.index_add_(0, (index[start:stop] + starts[start:stop]).view(-1), values[some])
+        return out
+
+    def keys(self) -> Tensor:
+        """One number for every (sample, index)."""
+        if not self.even:
+            return torch.add(self.index, self.sample, alpha=self.shape[0])
+        index, starts = self._spread()
+        return (index + starts).view(-1)
+
+    def _spread(self) -> tuple[Tensor, Tensor]:
+        """The index of each sample's rows, (n, r / n), and where its table begins, (n, 1)."""
+        v = self.shape[0]
+        starts = torch.arange(0, self.n * v, max(v, 1), device=self.device).unsqueeze(1)
+        return self.index.view(self.n, self.each()), starts
+
+    def write(self, out: Tensor) -> Tensor:
+        """Cleared, then added into; a buffer of ours is cleared only where we wrote."""
+        if out.dtype != self.dtype or not out.is_contiguous() or out.is_inference():
+            return super().write(out)  # inference tensors count no versions
+        table, keys, values = out.view(self.n * self.shape[0], self.shape[1]), *summed(self)
+        return written_again(out, table, keys, values)
+
+    def _copies(self) -> int:
+        """Scratch memory for segment sums and widened values."""
+        return 2 * self.values.numel() * wide(self.dtype).itemsize
+
+    def plan(self) -> Plan:
+        """Segment sums."""
+        item = self._copies() // max(self.n, 1)
+        return Plan("segments", self.values.numel(), self._copies(), item, self.n)
+
+    def sq_norms(self) -> Tensor:
+        """Segment sums: linear in the number of rows."""
+        if self.n > 1 and self._copies() > scratch():
+            runs = spans(self.n, self._copies() // self.n)
+            return torch.cat([self.narrowed(*run).sq_norms() for run in runs])
+        return sizes(self)[0]
+
+    def rounding(self) -> Tensor:
+        """Some units of the sizes of rows of one index."""
+        return self.certified()[2]
+
+    def measured(self) -> tuple[Tensor, Tensor]:
+        """The norms plus what rounding can have hidden."""
+        return self.certified()[:2]
+
+    def certified(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows of one index may cancel: sums of them are off by some units of their sizes."""
+        if self.n > 1 and self._copies() > scratch():
+            runs = spans(self.n, self._copies() // self.n)
+            parts = [self.narrowed(*run).certified() for run in runs]
+            found, bound, off = (torch.cat(each) for each in zip(*parts, strict=True))
+            return found, bound, off
+        found, off = sizes(self)
+        off = off.sqrt()
+        # the sum is rounded too, in another way: its values have been scaled
+        return found, (enlarged(found, self.shape[1]).sqrt() + 2 * off).square(), off
+
+    def weighted_sum(self, c: Tensor) -> Tensor:
+        """One index_add."""
+        return self.add_sum(torch.zeros(self.shape, dtype=wide(self.dtype), device=self.device), c)
+
+    def add_sum(self, out: Tensor, c: Tensor) -> Tensor:
+        """Σᵢ cᵢ gᵢ added to what is there."""
+        c, each = c.to(out.dtype), self.each() if self.even else 1
+        weights = (c if self.even else c[self.sample]).view(-1, 1, 1)
+        values = self.values.view(weights.shape[0], each, self.values.shape[1])
+        for first, last in spans(weights.shape[0], each * values.shape[2] * out.itemsize, _RUN):
+            some = values[first:last].to(out.dtype) * weights[first:last]
+            index = self.index[first * each : last * each]
+            out.index_add_(0, index, some.view(index.shape[0], values.shape[2]))
+        return out
+
+    def _runs(self) -> Iterator[slice]:
+        """Rows, as many at a time as stay in cache when copied."""
+        width = self.values.shape[1] * wide(self.dtype).itemsize
+        for first, last in spans(self.values.shape[0], width, _RUN):
+            yield slice(first, last)
+
+    def dot(self, direction: Tensor) -> Tensor:
+        """Σ ⟨V[index], value⟩."""
+        if self.dtype.is_complex:
+            return super().dot(direction)
+        dtype = wide(self.dtype)
+        out = torch.zeros(self.n, dtype=dtype, device=self.device)
+        matrix = direction.to(dtype)
+        for part in self._runs():
+            each = (matrix[self.index[part]] * self.values[part].to(dtype)).sum(1)
+            out.index_add_(0, self.sample[part], each)
+        return out
+
+    def project(self, sketch: Sketch) -> Tensor:
+        """Columns of the row sketch are picked by index."""
+        if self.dtype.is_complex:
+            return super().project(sketch)
+        dtype = wide(self.dtype)
+        few = sketch.rows.to(dtype)[:, self.index].T
+        small = self.values.to(dtype) @ sketch.columns.to(dtype).T
+        out = small.new_zeros(self.n, sketch.dim)
+        for first, last in spans(small.shape[0], sketch.dim * dtype.itemsize):
+            part = slice(first, last)
+            each = (few[part].unsqueeze(2) * small[part].unsqueeze(1)).flatten(1)
+            out.index_add_(0, self.sample[part], each)
+        return out
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """From segment sums: linear in the number of rows, whatever the size of the table."""
+        dtype = torch.complex128 if self.dtype.is_complex else torch.float64
+        first = torch.zeros(self.shape, dtype=dtype, device=self.device)
+        second = torch.zeros(self.shape, dtype=torch.float64, device=self.device)
+        for index, total in segments(self, dtype):
+            first.index_add_(0, index, total)
+            second.index_add_(0, index, total.abs().square_())
+        return first, second
+
+    def sum_of_squares(self) -> Tensor:
+        """From segment sums."""
+        out = torch.zeros(self.shape, dtype=real(self.dtype), device=self.device)
+        for index, total in segments(self, wide(self.dtype)):
+            out.index_add_(0, index, total.abs().square_())
+        return out
+
+    def dots(self, other: Form) -> Tensor:
+        """Row by row, or in a table of the indices that occur: others are zero on one side."""
+        if not self.index.numel():
+            return torch.zeros(self.n, other.n, dtype=real(self.dtype), device=self.device)
+        if isinstance(other, Rows):
+            used = torch.unique(torch.cat([self.index, other.index]))
+            mine = self._among(used)
+            theirs = mine if other is self else other._among(used)
+            found = matched(mine, theirs, used.numel())
+            return Form.dots(mine, theirs) if found is None else found
+        if isinstance(other, Outer) and other.key() == (1, *self.shape):
+            used = torch.unique(self.index)
+            left, shape = (
+                other.left.index_select(3, used),
+                torch.Size((used.numel(), other.key()[2])),
+            )
+            return Form.dots(self._among(used), Outer(left, other.right, shape))
+        return super().dots(other)
+
+    def _among(self, used: Tensor) -> Rows:
+        """The same rows in a table of these indices alone, which are sorted."""
+        index = torch.searchsorted(used, self.index)
+        shape = torch.Size((used.numel(), self.shape[1]))
+        return Rows(None if self.even else self.sample, index, self.values, self.n, shape)
+
+    def cross(self, outer: Outer) -> Tensor:
+        """⟨gᵢ, hᵢ⟩ with an Outer form of the same table (embedding and tied output head).
+
+        Σ over rows of sample i and positions t of left[i, t, index] ⟨right[i, t], value⟩.
+        """
+        dtype = wide(self.dtype)
+        out = self.values.new_zeros(self.n, dtype=real(self.dtype))
+        count = self.each()
+        fits = 2 * self.n * outer.t * count * dtype.itemsize <= scratch()
+        if fits and self.dtype == outer.dtype == dtype and self.even:
+            index = self.index.view(self.n, 1, count).expand(-1, outer.t, -1)
+            products = torch.bmm(
+                outer.right[:, 0], self.values.view(self.n, count, self.shape[1]).mT
+            )
+            return products.mul_(outer.left[:, 0].gather(2, index)).sum((1, 2))
+        order = torch.argsort(self.sample, stable=True)
+        counts = torch.bincount(self.sample, minlength=self.n).tolist()
+        at = 0
+        for i, count in enumerate(counts):
+            part = order[at : at + count]
+            at += count
+            if count:
+                picked = outer.left[i, 0].index_select(1, self.index[part]).to(dtype)
+                products = outer.right[i, 0].to(dtype) @ self.values[part].to(dtype).T
+                out[i] = (picked * products).sum()
+        return out
+
+
+def concatenated_rows(forms: list[Rows]) -> Rows:
+    """Several look-ups in one table are more rows of one form."""
+    n, shape = forms[0].n, forms[0].shape
+    if n and all(f.even for f in forms):
+        index = torch.cat([f.index.view(n, -1) for f in forms], 1).view(-1)
+        values = torch.cat([f.values.unflatten(0, (n, f.each())) for f in forms], 1)
+        return Rows(None, index, values.flatten(0, 1), n, shape)
+    return Rows(
+        torch.cat([f.sample for f in forms]),
+        torch.cat([f.index for f in forms]),
+        torch.cat([f.values for f in forms]),
+        n,
+        shape,
+    )

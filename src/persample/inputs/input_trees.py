@@ -1,0 +1,121 @@
+"""The arguments of a module's call: their names, and the tensors nested in them."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from .containers import attributes, entries
+
+
+def argument_names(module: nn.Module) -> list[str]:
+    """The names of positional arguments; wrappers (DDP, compiled modules) pass theirs on."""
+    method = getattr(module.forward, "__func__", None)
+    # what a class defines may be remembered, what an instance was given may hold the model
+    found = _remembered(method)[1:] if method is not None else _parameters(module.forward)
+    if found and found[0].kind is inspect.Parameter.VAR_POSITIONAL:
+        inner = getattr(module, "module", None) or getattr(module, "_orig_mod", None)
+        return argument_names(inner) if isinstance(inner, nn.Module) else []
+    return [p.name for p in found if p.kind is not inspect.Parameter.VAR_POSITIONAL]
+
+
+def _parameters(function: Callable[..., Any]) -> tuple[inspect.Parameter, ...]:
+    try:
+        return tuple(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return ()
+
+
+_remembered = functools.lru_cache(maxsize=1024)(_parameters)
+
+
+def opened(value: Any, *, callables: bool = False) -> Any:
+    """The attributes of a batch that is an object of the caller's own class, or the value."""
+    found = attributes(value, callables=callables)
+    return value if found is None else found
+
+
+def tensors_of(named: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """The tensors nested in arguments, with their paths.
+
+    An object that can be called is more often a function of the model's than a batch: it is looked
+    into where nothing else holds tensors.
+    """
+    found: list[tuple[str, Any]] = []
+    for callables in (False, True):
+        for name, value in named:
+            walk(name, opened(value, callables=callables), found)
+        if found:
+            break
+    return found
+
+
+def packed_ids(packed: PackedSequence) -> Tensor:
+    """The sample of every row: rows run over time, then over slots."""
+    device = packed.data.device
+    slots = torch.cat(
+        [torch.arange(int(size), device=device) for size in packed.batch_sizes]
+        or [torch.zeros(0, dtype=torch.long, device=device)]
+    )
+    return slots if packed.sorted_indices is None else packed.sorted_indices[slots]
+
+
+def walk(path: str, value: Any, found: list[tuple[str, Any]]) -> None:
+    """Collect tensors (and packed sequences) in nested inputs, with their paths."""
+    if isinstance(value, (Tensor, PackedSequence)):
+        found.append((path, value))
+        return
+    for key, item in entries(value) or ():
+        walk(f"{path}.{key}", item, found)
+
+
+def lists_alike(found: list[tuple[str, Any]]) -> list[list[Tensor]]:
+    """Lists of several tensors that differ in their sizes at most; no lists of mere indices."""
+    lists: dict[str, list[Tensor]] = {}
+    for path, value in found:
+        prefix, _, last = path.rpartition(".")
+        if prefix and last.isdigit() and isinstance(value, Tensor):
+            lists.setdefault(prefix, []).append(value)
+    return [
+        tensors
+        for tensors in lists.values()
+        if len(tensors) > 1
+        and len({(t.dtype, t.dim()) for t in tensors}) == 1
+        and (tensors[0].dim() > 1 or (tensors[0].dim() and tensors[0].is_floating_point()))
+    ]
+
+
+def ragged(tensors: list[Tensor]) -> bool:
+    """Whether only the numbers of rows differ: nothing but samples is like that."""
+    rows, rest = {t.shape[:1] for t in tensors}, {t.shape[1:] for t in tensors}
+    return len(rows) > 1 and len(rest) == 1
+
+
+def one_each(
+    lists: list[list[Tensor]], values: list[Any], n: int | None, dim: int, *, batched: bool
+) -> dict[int, Tensor]:
+    """The colour of each tensor, by its id, in lists of n that do not hold n rows each.
+
+    Where another input holds n rows, or is known to hold samples (``batched``), a list of equal
+    tensors is something else: the two states of an LSTM beside two samples.
+    """
+    listed = {id(t) for tensors in lists for t in tensors}
+    batched = batched or any(
+        isinstance(v, Tensor) and id(v) not in listed and v.dim() > dim and v.shape[dim] == n
+        for v in values
+    )
+    found = {}
+    for tensors in lists:
+        rows = [t.shape[dim] if t.dim() > dim else 1 for t in tensors]
+        if batched and not ragged(tensors):
+            continue
+        if len(tensors) == n and any(row != n for row in rows):
+            for k, tensor in enumerate(tensors):
+                found[id(tensor)] = torch.full((1,) * tensor.dim(), k, device=tensor.device)
+    return found

@@ -1,0 +1,306 @@
+"""Which inputs of the model hold samples: read off at the outermost module call."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from ..errors import UsageError
+from ..layouts.layout import Constant, Layout, closed, explicit, ids_of
+from ..uses.batches import COMPUTED
+from ..uses.context import Context
+from ..uses.tensor_states import Mark, transformed
+from .batch_size import Guess
+from .input_trees import argument_names, lists_alike, one_each, opened, packed_ids, tensors_of, walk
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Seen:
+    """An input tensor and how it was taken."""
+
+    path: str
+    shape: tuple[int, ...]
+    samples: bool
+    declared: bool
+
+
+class Gate:
+    """A hook that does not travel: copies and pickles of a model get one that does nothing."""
+
+    def __init__(self, function: Callable[..., None] | None = None) -> None:
+        self._function = function
+
+    def __call__(self, *args: Any) -> None:
+        """Forward to the recorder, if it is ours."""
+        if self._function is not None:
+            self._function(*args)
+
+    def __deepcopy__(self, memo: Any) -> Gate:
+        return Gate()
+
+    def __reduce__(self) -> Any:
+        return (Gate, ())
+
+
+class Inputs:
+    """Marks the tensors among the arguments of the outermost call of any module of the model."""
+
+    def __init__(
+        self,
+        context: Context,
+        *,
+        constants: Sequence[str | int | Tensor],
+        sample_ids: Tensor | None,
+    ) -> None:
+        self._context, self.dim, self.sample_ids = context, context.options.dim, sample_ids
+        self.names = {c for c in constants if isinstance(c, (str, int))}
+        self.keep_alive = [c for c in constants if isinstance(c, Tensor)]
+        self.tensors = {id(c) for c in self.keep_alive}
+        self.seen: list[Seen] = []
+        self.guess = Guess(self.dim)
+        self._gate = Gate(self._before)
+        self._guessed: dict[int, Tensor] = {}
+        self._hooked: list[nn.Module] = []
+        self._inside: Any = None
+        self._begun = False
+        self._thread = 0  # the recording's: calls in others are not seen
+
+    def begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Take the arguments of the only call to come: no module has to tell when it is made."""
+        self._begun = True
+        self._take(module, args, kwargs)
+
+    def install(self, modules: Iterable[nn.Module]) -> None:
+        """Hook all of them (undone when the block ends, and while a module runs)."""
+        self._thread = threading.get_ident()
+        kind = nn.RNNBase if self._begun else nn.Module
+        self._hooked = [
+            m for m in modules if isinstance(m, kind) and not isinstance(m, torch.jit.ScriptModule)
+        ]
+        self._hook(self._hooked)
+
+    def _hook(self, modules: list[nn.Module]) -> None:
+        """A pre-hook with keyword arguments before all others, cheaper than torch registers it."""
+        gate, key = self._gate, id(self)
+        for module in modules:
+            hooks = module._forward_pre_hooks
+            hooks[key] = gate
+            if len(hooks) > 1:
+                hooks.move_to_end(key, last=False)  # type: ignore[attr-defined]
+            module._forward_pre_hooks_with_kwargs[key] = True
+
+    def _unhook(self) -> None:
+        key = id(self)
+        for module in self._hooked:
+            module._forward_pre_hooks.pop(key, None)
+            module._forward_pre_hooks_with_kwargs.pop(key, None)
+
+    def remove(self) -> None:
+        """Take all hooks away."""
+        self._unhook()
+        self._hooked.clear()
+        self._guessed.clear()
+        if self._inside is not None:
+            self._inside.remove()
+            self._inside = None
+
+    def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if threading.get_ident() != self._thread and not self._context.options.loop:
+            return
+        if self._inside is None and not self._begun:
+            self._inside = module.register_forward_hook(self._after, always_call=True)
+            self._unhook()  # modules inside run as fast as ever
+            self._hook([m for m in self._hooked if isinstance(m, nn.RNNBase)])
+            with torch._C.DisableTorchFunction():
+                self._take(module, args, kwargs)
+        if isinstance(module, nn.RNNBase):
+            states: list[tuple[str, Any]] = []
+            walk("hx", args[1] if len(args) > 1 else kwargs.get("hx"), states)
+            self._turn([state for _, state in states])
+
+    def _turn(self, states: list[Any]) -> None:
+        """Initial states are (layers, samples, features), also where layers and samples agree."""
+        marks = self._context.states
+        for state in states:
+            if id(state) in self._guessed and state.dim() == 3 and state.shape[1] == marks.n:
+                marks.put(state, closed(1))
+
+    def _after(self, module: nn.Module, args: Any, out: Any) -> None:
+        if self._inside is not None:
+            self._inside.remove()
+            self._inside = None
+            self._hook(self._hooked)
+            with torch._C.DisableTorchFunction():
+                self._give(out)
+
+    def _give(self, out: Any) -> None:
+        """Results are the caller's, too, who may go on to compute in their memory."""
+        found: list[tuple[str, Any]] = []
+        if out.__class__ is Tensor:
+            found.append(("", out))
+        elif out is not None:
+            walk("", opened(out), found)
+        for _, value in found:
+            tensor = value.data if isinstance(value, PackedSequence) else value
+            if not transformed(tensor):
+                self._context.caller.add(tensor, received=False)
+
+    def _take(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if self._context.processes is not None:
+            self._context.processes.notice()
+        if self._context.backward.busy:
+            return  # called again by checkpointing: what samples have is known, the rest is shared
+        named: list[tuple[str, Any]] = []
+        names = argument_names(module)
+        for k, value in enumerate(args):
+            name = names[k] if k < len(names) else str(k)
+            if k in self.names:
+                self._see_constant(name, value)
+            else:
+                named.append((name, value))
+        found = tensors_of([*named, *kwargs.items()])
+        if any(isinstance(v, Tensor) and transformed(v) for _, v in found):
+            return  # inside a torch.func transform, where nothing is followed
+        fresh = [(path, value) for path, value in found if self._fresh(value)]
+        undeclared = [(path, value) for path, value in fresh if not self._declared(path, value)]
+        lists = lists_alike(undeclared) if len(undeclared) > 1 else []
+        values = [value for _, value in undeclared]
+        self.guess.expect_same(values, self._context.n)
+        if self._context.n is None:
+            self._context.n = self.guess.infer(values, lists)
+        others = [value for _, value in found if not self._fresh(value)]
+        each: dict[int, Tensor] = {}
+        if self.sample_ids is None and lists:
+            held = any(isinstance(self._state(value), Layout) for _, value in found)
+            each = one_each(lists, values, self._context.n, self.dim, batched=held)
+        self.guess.lengths.update(len(tensors) for tensors in lists)
+        if fresh and torch.is_grad_enabled():
+            self.guess.called(module)
+        count = len(self.seen)
+        for path, value in fresh:
+            tensor = value.data if isinstance(value, PackedSequence) else value
+            self._context.caller.add(tensor)
+            self._context.user_code.expose(tensor)
+            if id(tensor) in each:
+                self._context.states.put(tensor, explicit(each[id(tensor)], self._context.n or 0))
+                self.seen.append(Seen(path, tuple(tensor.shape), samples=True, declared=False))
+            else:
+                self._mark(path, value)
+        self._enter_batch([value for _, value in fresh], others)
+        self._note_other_size(undeclared, self.seen[count:])
+
+    def _enter_batch(self, fresh: Sequence[Any], others: Sequence[Any]) -> None:
+        """Which batch a call's samples are of: its fresh ones, and those that were seen before."""
+        entered, known = self._samples(fresh), self._samples(others)
+        if not entered:
+            return
+        batches = self._context.batches.enter([mark.batches for mark in known])
+        for mark in entered:
+            mark.batches = batches
+        for mark in known:  # a mask that several batches share is of none of them
+            if not mark.batches & (COMPUTED | batches):
+                mark.batches = 0
+
+    def _samples(self, values: Sequence[Any]) -> list[Mark]:
+        tensors = [v.data if isinstance(v, PackedSequence) else v for v in values]
+        marks = [self._context.states.table.get(id(tensor)) for tensor in tensors]
+        return [mark for mark in marks if mark is not None and isinstance(mark.state, Layout)]
+
+    def _note_other_size(self, undeclared: Sequence[tuple[str, Any]], seen: Sequence[Seen]) -> None:
+        """A call none of whose inputs has n rows may be of another batch, of another size."""
+        if undeclared and seen and not any(one.samples for one in seen):
+            sizes = [one.shape[self.dim] for one in seen if len(one.shape) > self.dim]
+            self._context.batches.sizes += sizes[:1]
+
+    def _see_constant(self, name: str, value: Any) -> None:
+        """An argument that is constant by its position."""
+        tensors: list[tuple[str, Any]] = []
+        walk(name, opened(value), tensors)
+        for path, tensor in tensors:
+            shape = (tensor.data if isinstance(tensor, PackedSequence) else tensor).shape
+            self.seen.append(Seen(path, tuple(shape), samples=False, declared=True))
+
+    def _fresh(self, value: Any) -> bool:
+        """Not known to hold samples yet."""
+        state = self._state(value)
+        return state is None or isinstance(state, Constant)
+
+    def _state(self, value: Any) -> Any:
+        return self._context.look(value.data if isinstance(value, PackedSequence) else value)
+
+    def _declared(self, path: str, value: Any) -> bool:
+        parts = path.split(".")
+        return (
+            id(value) in self.tensors
+            or path in self.names
+            or parts[0] in self.names
+            or (parts[-1] in self.names)
+        )
+
+    def expect_samples(self) -> None:
+        """Say which inputs were looked at, if none of them was taken as samples."""
+        if not self.seen or any(seen.samples for seen in self.seen):
+            return
+        n = self._context.n
+        what = f"an axis {self.dim}" if n is None else f"{n} indices on axis {self.dim}"
+        why = f"none has {what}"
+        if all(seen.declared for seen in self.seen):
+            why = "constants= names all of them"
+        shapes = ", ".join(f"{seen.path} {seen.shape}" for seen in self.seen[:4])
+        raise UsageError(
+            "no input of the model was recognised as holding samples",
+            why=f"{why}: {shapes}",
+            fix="record(..., n=..., dim=...), or tape.mark(x, dim=..., ids=...) for the tensor "
+            "that holds them",
+        )
+
+    def _mark(self, path: str, value: Any) -> None:
+        n, marks = self._context.n, self._context.states
+        declared = self._declared(path, value)
+        if isinstance(value, PackedSequence):
+            if not declared and n == int(value.batch_sizes[0]):
+                marks.put(
+                    value.data,
+                    explicit(packed_ids(value).view(-1, *[1] * (value.data.dim() - 1)), n),
+                )
+            return
+        samples = False
+        if not declared and value.dim() > self.dim and n is not None:
+            size = value.shape[self.dim]
+            if self.sample_ids is not None:
+                samples = size == self.sample_ids.numel()
+            else:
+                samples = size == n
+        if samples and n is not None:
+            if self.sample_ids is not None:
+                self._mark_rows(path, value, n)
+            else:
+                layout = closed(self.dim)
+                if value.layout is not torch.strided:  # needs a look wherever it goes
+                    layout = Layout(self.dim, 1, ids_of(layout, value.shape, n, value.device))
+                marks.put(value, layout)
+                self._guessed[id(value)] = value
+        self.seen.append(Seen(path, tuple(value.shape), samples, declared))
+
+    def _mark_rows(self, path: str, value: Tensor, n: int) -> None:
+        assert self.sample_ids is not None
+        ids = self.sample_ids.to(value.device, torch.long).flatten()
+        if not value.is_floating_point() and value.dim() == 1 and torch.equal(value.long(), ids):
+            self.guess.telling = path
+        if ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) < n):
+            raise UsageError(
+                f"sample_ids must lie between 0 and n - 1 = {n - 1}, got {int(ids.min())} to "
+                f"{int(ids.max())}",
+                fix="number the samples from 0, and give their number as n=",
+            )
+        if not self._context.patterns:
+            self._context.patterns.append(ids)
+        view = [1] * value.dim()
+        view[self.dim] = -1
+        self._context.states.put(value, explicit(ids.view(view), n))

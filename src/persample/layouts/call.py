@@ -1,0 +1,176 @@
+"""One call of an operator as a layout rule sees it, and the helper most rules are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import Mixing
+from .layout import Layout, State, align, merge, remap
+
+Result = State | None
+Rule = Callable[["Call"], "Result | list[Result]"]
+
+
+class Call:
+    """Operator name, arguments, result, and the layouts of the coloured arguments."""
+
+    __slots__ = ("args", "func", "kwargs", "layouts", "n", "name", "out")
+
+    def __init__(
+        self,
+        name: str,
+        func: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        out: Any,
+        layouts: dict[int, Layout],
+        n: int,
+    ) -> None:
+        self.name, self.func, self.args, self.kwargs, self.out = name, func, args, kwargs, out
+        self.layouts, self.n = layouts, n
+
+    def arg(self, index: int, *names: str, default: Any = None) -> Any:
+        """An argument by position or by any of its names."""
+        if index < len(self.args):
+            return self.args[index]
+        for name in names:
+            if name in self.kwargs:
+                return self.kwargs[name]
+        return default
+
+    def ints(self, index: int, *names: str) -> tuple[int, ...] | None:
+        """Integers given as a sequence or as the remaining positional arguments."""
+        value = self.arg(index, *names)
+        if value is None:
+            return None
+        if isinstance(value, Iterable) and not isinstance(value, Tensor):
+            return tuple(int(v) for v in value)
+        return tuple(int(v) for v in self.args[index:]) or (int(value),)
+
+    def layout(self, tensor: Any) -> Layout | None:
+        """The layout of an argument, None for a constant."""
+        return self.layouts.get(id(tensor))
+
+    def tensors(self) -> list[Tensor]:
+        """Every tensor among the arguments, in order."""
+        found: list[Tensor] = []
+        collect(self.args, found)
+        collect(self.kwargs, found)
+        return found
+
+
+def collect(value: Any, found: list[Tensor]) -> None:
+    """Append every tensor inside nested containers."""
+    if isinstance(value, Tensor):
+        found.append(value)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            if isinstance(item, Tensor):
+                found.append(item)
+            elif isinstance(item, (list, tuple, dict)):
+                collect(item, found)
+    elif isinstance(value, dict):
+        for item in value.values():
+            collect(item, found)
+
+
+def axes(value: int | Sequence[int] | None, rank: int) -> set[int]:
+    """Axes as a set of non-negative numbers; None means all."""
+    if value is None:
+        return set(range(rank))
+    if isinstance(value, (int, torch.SymInt)):
+        value = (value,)
+    if rank == 0:
+        return set()
+    return {int(v) % rank for v in value}
+
+
+def trailing(tensor: Tensor, count: int) -> set[int]:
+    """The last ``count`` axes."""
+    return set(range(max(tensor.dim() - count, 0), tensor.dim()))
+
+
+def carry(
+    call: Call,
+    operands: Sequence[tuple[Any, Iterable[int]]],
+    out: Tensor,
+    core: Iterable[int] = (),
+) -> Layout | None:
+    """Colours through an operator that loops over all axes but each operand's core axes.
+
+    The loop axes of operands and result are aligned from the right, as in broadcasting.
+    A coloured core axis, or a coloured argument that is no operand, is mixing.
+    """
+    core_out = set(core)
+    loops = [d for d in range(out.dim()) if d not in core_out]
+    result: Layout | None = None
+    seen = 0
+    for tensor, core_in in operands:
+        layout = call.layouts.get(id(tensor))
+        if layout is None:
+            continue
+        seen += 1
+        result = _carried(layout, tensor, set(core_in), loops, out, result, call.n)
+    if seen < len(call.layouts):
+        known = {id(t) for t, _ in operands}
+        if any(key not in known for key in call.layouts):
+            raise Mixing(f"{call.name}: an argument holds samples that is shared by all rows")
+    return result
+
+
+def _carried(
+    layout: Layout,
+    tensor: Tensor,
+    core: set[int],
+    loops: list[int],
+    out: Tensor,
+    result: Layout | None,
+    n: int,
+) -> Layout:
+    mine = [d for d in range(tensor.dim()) if d not in core]
+    places: list[int | None] = [None] * tensor.dim()
+    for back, d in enumerate(reversed(mine), 1):
+        if back <= len(loops):
+            places[d] = loops[-back]
+    return place(layout, tensor, places, out, result, n)
+
+
+def place(
+    layout: Layout,
+    tensor: Tensor,
+    places: Sequence[int | None],
+    out: Tensor,
+    result: Layout | None,
+    n: int,
+) -> Layout:
+    """Move a layout to the result's axes, check the sizes, merge with what is there already."""
+    moved = remap(layout, places, out.dim())
+    if moved.ids is None:
+        size = tensor.shape[layout.axis]
+        if out.shape[moved.axis] != size and not (size == 1 and n == 1):
+            raise Mixing(
+                f"the axis that holds the samples changes from {size} to {out.shape[moved.axis]}"
+            )
+    return moved if result is None else merge(result, moved, out.shape, n)
+
+
+def elementwise(call: Call) -> Layout | None:
+    """Colours through broadcasting element-by-element operators."""
+    out = call.out if isinstance(call.out, Tensor) else call.out[0]
+    shape = out.shape
+    result: Layout | None = None
+    for tensor in call.tensors():
+        layout = call.layouts.get(id(tensor))
+        if layout is not None:
+            moved = align(layout, tensor.shape, shape, call.n)
+            result = moved if result is None else merge(result, moved, shape, call.n)
+    return result
+
+
+def first_only(call: Call) -> Layout | None:
+    """The first argument's layout, shape unchanged; the others give at most a dtype or a size."""
+    return call.layouts.get(id(call.arg(0, "input", "self")))

@@ -1,0 +1,53 @@
+"""Two vectors at a time: inner and cross products along an axis, distances."""
+
+from __future__ import annotations
+
+from ...errors import Mixing
+from ..call import Call, Result, axes, carry, trailing
+from ..operators import rule
+from .contraction import Places, batch, gathered
+
+
+@rule("linalg_vecdot cosine_similarity")
+def vecdot(call: Call) -> Result:
+    """Along one axis of two tensors that broadcast."""
+    a, b = call.arg(0, "x", "x1"), call.arg(1, "y", "x2")
+    rank = max(a.dim(), b.dim())
+    default = -1 if call.name == "linalg_vecdot" else 1
+    dim = call.kwargs.get("dim", call.args[2] if len(call.args) > 2 else default)
+    back = rank - next(iter(axes(dim, rank)))
+    pairs = [(t, {t.dim() - back} & set(range(t.dim()))) for t in (a, b)]
+    return carry(call, pairs, call.out)
+
+
+@rule("pairwise_distance")
+def pairwise_distance(call: Call) -> Result:
+    """Along the last axis."""
+    a, b = call.arg(0, "x1"), call.arg(1, "x2")
+    keep = bool(call.arg(4, "keepdim", default=False))
+    core = trailing(call.out, 1) if keep else ()
+    return carry(call, [(a, trailing(a, 1)), (b, trailing(b, 1))], call.out, core)
+
+
+@rule("cdist _cdist_forward _euclidean_dist")
+def cdist(call: Call) -> Result:
+    """Like ``a @ b.mT``."""
+    a, b, out = call.arg(0, "x1"), call.arg(1, "x2"), call.out
+    left: Places = [*batch(a, 2, out, 2), out.dim() - 2, None]
+    right: Places = [*batch(b, 2, out, 2), out.dim() - 1, None]
+    return gathered(call, [(a, left), (b, right)], out)
+
+
+@rule("cross linalg_cross")
+def cross(call: Call) -> Result:
+    """Along one axis of size three."""
+    a, b = call.arg(0, "input"), call.arg(1, "other")
+    rank = call.out.dim()
+    dim = call.kwargs.get("dim", call.args[2] if len(call.args) > 2 else None)
+    if dim is None:
+        if call.name == "cross":
+            raise Mixing("torch.cross without dim picks the first axis of size 3")
+        dim = -1
+    back = rank - next(iter(axes(dim, rank)))
+    pairs = [(t, {t.dim() - back} & set(range(t.dim()))) for t in (a, b)]
+    return carry(call, pairs, call.out, {rank - back})

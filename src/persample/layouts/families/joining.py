@@ -1,0 +1,166 @@
+"""Operators that join, repeat, turn or pad tensors."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ...errors import Mixing
+from ..call import Call, Result, axes, carry, trailing
+from ..layout import Layout, closed, explicit, ids_of, with_hints
+from ..operators import rule
+from .shape import probe, probed, source_of
+
+
+@rule("repeat tile", linear=True)
+def repeat(call: Call) -> Result:
+    """Repeating the sample axis as a whole keeps index % n."""
+    x, layout = source_of(call)
+    shift = call.out.dim() - x.dim()
+    if layout.ids is None:
+        return closed(layout.axis + shift, layout.inner)
+    ids = layout.ids.view((1,) * shift + tuple(layout.ids.shape))
+    tiles = [
+        o // i if c != 1 else 1
+        for o, i, c in zip(call.out.shape, (1,) * shift + tuple(x.shape), ids.shape, strict=True)
+    ]
+    return explicit(ids.repeat(tiles), call.n)
+
+
+@rule("repeat_interleave", linear=True, routes=True)
+def repeat_interleave(call: Call) -> Result:
+    """Repeats of the sample axis multiply ``inner``."""
+    x = call.arg(0, "input", "self")
+    layout = call.layout(x)
+    repeats, dim = call.arg(1, "repeats"), call.arg(2, "dim")
+    if layout is None:
+        return None
+    if dim is None:
+        return probed(call)  # type: ignore[return-value]
+    axis = dim % x.dim()
+    if axis not in layout.axes:
+        return layout
+    if isinstance(repeats, int) and layout.ids is None:
+        return closed(axis, layout.inner * repeats)
+    return probed(call)  # type: ignore[return-value]
+
+
+@rule("flip fliplr flipud roll rot90", linear=True)
+def turned(call: Call) -> Result | list[Result]:
+    """Axes without samples may be turned freely."""
+    x, layout = source_of(call)
+    if call.name == "fliplr":
+        dims = {1}
+    elif call.name == "flipud":
+        dims = {0}
+    elif call.name == "rot90":
+        dims = axes(call.arg(2, "dims", default=(0, 1)), x.dim())
+    elif call.name == "roll":
+        dims = axes(call.arg(2, "dims") or None, x.dim())
+    else:
+        dims = axes(call.ints(1, "dims"), x.dim())
+    if not any(d in dims for d in layout.axes):
+        return layout
+    return probed(call)
+
+
+@rule("cat concat concatenate stack hstack vstack dstack column_stack row_stack", linear=True)
+def join(call: Call) -> Result:
+    """Along another axis the pieces must agree; along the samples' axis colours are joined."""
+    tensors = call.arg(0, "tensors")
+    if call.name in ("cat", "concat", "concatenate", "stack"):
+        dim = call.arg(1, "dim", "axis", default=0)
+        if call.name != "stack":  # cat passes over tensors of shape (0,)
+            tensors = [t for t in tensors if t.numel() + t.dim() != 1]
+        rank = max((t.dim() for t in tensors), default=1) + (call.name == "stack")
+        dim %= rank
+        layouts = [v for t in tensors if (v := call.layout(t)) is not None]
+        if all(v.ids is None for v in layouts):  # pieces of single samples need a closer look
+            if call.name == "stack":
+                return carry(call, [(t, ()) for t in tensors], call.out, {dim})
+            if all(dim not in v.axes for v in layouts):
+                return carry(call, [(t, {dim}) for t in tensors], call.out, {dim})
+        elif call.name != "stack" and all(v.axes and dim not in v.axes for v in layouts):
+            with contextlib.suppress(Mixing):  # the same rows beside each other, and constants
+                return carry(call, [(t, {dim}) for t in tensors], call.out, {dim})
+    return _side_by_side(call, tensors)
+
+
+def _side_by_side(call: Call, tensors: Sequence[Tensor]) -> Result:
+    """Pieces keep their colours; padding within a sample's piece, or around it, has a hint."""
+    layouts = dict(call.layouts)
+    for tensor in tensors:
+        layout = layouts.get(id(tensor))
+        if layout is not None and layout.ids is not None:
+            layouts[id(tensor)] = Layout(layout.axis, 1, with_hints(layout.ids))
+    inner = Call(call.name, call.func, call.args, call.kwargs, call.out, layouts, call.n)
+    colours = probe(inner)
+    return explicit(with_hints(colours), call.n)
+
+
+@rule("pad_sequence", linear=True)
+def pad_sequence(call: Call) -> Result:
+    """Sequences side by side; padding belongs to nobody."""
+    sequences, first = call.arg(0, "sequences"), bool(call.arg(1, "batch_first", default=False))
+    side = call.arg(3, "padding_side", default="right")
+    thin = [s[(slice(None), *[slice(0, 1)] * (s.dim() - 1))] for s in sequences]
+    layouts = {}
+    for piece, sequence in zip(thin, sequences, strict=True):
+        layout = call.layout(sequence)
+        if layout is not None:
+            if any(d > 0 for d in layout.axes):
+                raise Mixing("the sequences hold several samples each")
+            ids = ids_of(layout, sequence.shape, call.n, sequence.device)
+            layouts[id(piece)] = explicit(ids, call.n)
+    inner = Call(call.name, call.func, (thin, first, 0.0, side), {}, call.out, layouts, call.n)
+    return probed(inner)  # type: ignore[return-value]
+
+
+rule("diag diag_embed diagflat block_diag", linear=True)(probed)
+
+
+@rule("kron")
+def kron(call: Call) -> Result:
+    """Only one factor may hold samples: its index is the slow (or fast) one on the axis."""
+    a, b = call.arg(0, "input"), call.arg(1, "other")
+    if a.dim() != b.dim():
+        raise Mixing("kron of tensors of different rank")
+    for x, fast in ((a, b), (b, None)):
+        layout = call.layout(x)
+        if layout is not None and layout.ids is None and len(call.layouts) == 1 and a is not b:
+            factor = fast.shape[layout.axis] if fast is not None else 1
+            return closed(layout.axis, layout.inner * factor)
+    raise Mixing("both factors hold samples")
+
+
+@rule("pad constant_pad_nd", linear=True)
+def pad(call: Call) -> Result:
+    """Padding the samples' own axis with a constant adds rows of no sample."""
+    x, layout = source_of(call)
+    widths = call.arg(1, "pad")
+    padded = {
+        x.dim() - 1 - k for k in range(len(widths) // 2) if widths[2 * k] or widths[2 * k + 1]
+    }
+    if not any(d in padded for d in layout.axes):
+        return layout
+    mode = call.arg(2, "mode", default="constant")
+    if call.name == "pad" and mode != "constant":
+        raise Mixing(f"{mode} padding of the axis that holds the samples")
+    small = ids_of(layout, x.shape, call.n, x.device) + 1
+    keep = [w if (x.dim() - 1 - k // 2) in layout.axes else 0 for k, w in enumerate(widths)]
+    return explicit(with_hints(torch.constant_pad_nd(small, keep, 0) - 1), call.n)
+
+
+@rule(
+    "reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d "
+    "replication_pad3d",
+    linear=True,
+)
+def pad_inside(call: Call) -> Result:
+    """Pads the trailing axes."""
+    x = call.arg(0, "input", "self")
+    count = len(call.arg(1, "padding")) // 2
+    return carry(call, [(x, trailing(x, count))], call.out, trailing(call.out, count))

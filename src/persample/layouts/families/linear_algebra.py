@@ -1,0 +1,109 @@
+"""Matrix functions: all axes but the last two are batch axes."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..call import Call, Result, carry, trailing
+from ..layout import Layout
+from ..operators import rule
+
+# core axes of each result; the argument's core is the last two
+_RESULTS: dict[str, tuple[int, ...]] = {
+    "linalg_cholesky": (2,), "cholesky": (2,), "linalg_inv": (2,), "inverse": (2,),
+    "linalg_pinv": (2,), "pinverse": (2,), "linalg_matrix_exp": (2,), "matrix_exp": (2,),
+    "linalg_matrix_power": (2,), "matrix_power": (2,), "linalg_det": (0,), "det": (0,),
+    "logdet": (0,), "linalg_slogdet": (0, 0), "slogdet": (0, 0), "linalg_qr": (2, 2),
+    "qr": (2, 2), "linalg_svd": (2, 1, 2), "svd": (2, 1, 2), "linalg_svdvals": (1,),
+    "linalg_eigh": (1, 2), "linalg_eigvalsh": (1,), "linalg_eig": (1, 2), "linalg_eigvals": (1,),
+    "linalg_lu": (2, 2, 2), "linalg_lu_factor": (2, 1), "linalg_matrix_rank": (0,),
+    "linalg_cond": (0,), "cholesky_inverse": (2,), "linalg_cholesky_ex": (2, 0),
+    "linalg_inv_ex": (2, 0), "linalg_lu_factor_ex": (2, 1, 0), "lu": (2, 1, 0),
+}  # fmt: skip
+
+
+@rule(" ".join(_RESULTS))
+def matrix_function(call: Call) -> Result | list[Result]:
+    """Batched over leading axes."""
+    x = call.arg(0, "A", "input", "self")
+    cores = _RESULTS[call.name]
+    if isinstance(call.out, Tensor):
+        return carry(call, [(x, trailing(x, 2))], call.out, trailing(call.out, cores[0]))
+    return [
+        carry(call, [(x, trailing(x, 2))], out, trailing(out, core))
+        for out, core in zip(call.out, cores[: len(call.out)], strict=True)
+    ]
+
+
+@rule("linalg_lu_solve lu_solve lu_unpack")
+def of_pivots(call: Call) -> Result | list[Result]:
+    """Batches of matrices, and of the rows that were exchanged in them."""
+    given = [(t, trailing(t, 2 if t.is_floating_point() else 1)) for t in call.tensors()]
+    if isinstance(call.out, Tensor):
+        return carry(call, given, call.out, trailing(call.out, 2))
+    return [carry(call, given, out, trailing(out, 2)) if out.numel() else None for out in call.out]
+
+
+@rule("linalg_solve linalg_solve_ex")
+def solve(call: Call) -> Result | list[Result]:
+    """The right-hand side is a batch of vectors or of matrices."""
+    a, b = call.arg(0, "A"), call.arg(1, "B")
+    left = call.kwargs.get("left", True)
+    vector = left and (b.dim() == 1 or (b.dim() == a.dim() - 1 and b.shape == a.shape[:-1]))
+    core = 1 if vector else 2
+    out = call.out if isinstance(call.out, Tensor) else call.out[0]
+    result = None if vector else _own_sides(call, a, b, out, left=left)
+    if result is None:
+        pairs = [(a, trailing(a, 2)), (b, trailing(b, core))]
+        result = carry(call, pairs, out, trailing(out, core))
+    return result if isinstance(call.out, Tensor) else [result, *[None] * (len(call.out) - 1)]
+
+
+def _own_sides(call: Call, a: Tensor, b: Tensor, out: Tensor, *, left: bool) -> Layout | None:
+    """One right-hand side for each sample, and one matrix for all: they stay where they are."""
+    layout = call.layout(b)
+    if layout is None or call.layout(a) is not None or out.dim() != b.dim():
+        return None
+    return layout if layout.axes == (b.dim() - 1 if left else b.dim() - 2,) else None
+
+
+@rule("linalg_lstsq")
+def least_squares(call: Call) -> list[Result]:
+    """Solution, residuals, rank and singular values of a batch of problems."""
+    a, b = call.arg(0, "A", "input", "self"), call.arg(1, "B", "b")
+    vector = b.dim() == a.dim() - 1
+    inputs = [(a, trailing(a, 2)), (b, trailing(b, 1 if vector else 2))]
+    cores = (1 if vector else 2, 0 if vector else 1, 0, 1)
+    found: list[Result] = []
+    for out, core in zip(call.out, cores, strict=True):
+        if out.numel() == 0:  # not computed
+            found.append(None)
+        else:
+            found.append(carry(call, inputs, out, trailing(out, core)))
+    return found
+
+
+@rule("linalg_solve_triangular cholesky_solve triangular_solve linalg_householder_product")
+def triangular(call: Call) -> Result | list[Result]:
+    """Two batches of matrices."""
+    a, b = call.args[0], call.args[1]
+    core = 1 if call.name == "linalg_householder_product" else 2
+    if not isinstance(call.out, Tensor):  # the solution, and a copy of the matrices
+        pairs = [(a, trailing(a, 2)), (b, trailing(b, 2))]
+        return [carry(call, pairs, out, trailing(out, 2)) for out in call.out]
+    side: Layout | None = None
+    if call.name == "linalg_solve_triangular":
+        side = _own_sides(call, a, b, call.out, left=call.kwargs.get("left", True))
+    elif call.name == "cholesky_solve":
+        side = _own_sides(call, b, a, call.out, left=True)
+    if side is not None:
+        return side
+    pairs = [(a, trailing(a, 2)), (b, trailing(b, core))]
+    return carry(call, pairs, call.out, trailing(call.out, 2))
+
+
+@rule("linalg_vander vander")
+def vander(call: Call) -> Result:
+    """Powers along a new last axis."""
+    x = call.arg(0, "x")
+    return carry(call, [(x, ())], call.out, trailing(call.out, 1))

@@ -1,0 +1,272 @@
+"""Convolution, pooling, normalisation, resampling and recurrent layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...errors import Mixing
+from ..call import Call, Result, carry, trailing
+from ..layout import Layout, closed, explicit, ids_of, merge
+from ..operators import rule
+from .contraction import Places, gathered
+from .shape import probe
+
+_CONV = {"conv1d": 1, "conv2d": 2, "conv3d": 3,
+         "conv_transpose1d": 1, "conv_transpose2d": 2, "conv_transpose3d": 3}  # fmt: skip
+
+
+@rule(" ".join(_CONV))
+def convolution(call: Call) -> Result:
+    """Batch first; or samples as groups of channels that do not meet."""
+    x, weight = call.arg(0, "input"), call.arg(1, "weight")
+    if x.dim() != _CONV[call.name] + 2:
+        raise Mixing(
+            "an unbatched input: its first axis is the channels",
+            "add a batch axis, or pass samples one axis further left",
+        )
+    layout = call.layout(x)
+    if layout is not None and layout.ids is None and layout.axis == 1:
+        return _grouped(call, x, weight, layout)
+    return carry(call, [(x, set(range(1, x.dim())))], call.out, set(range(1, x.dim())))
+
+
+def _grouped(call: Call, x: Tensor, weight: Tensor, layout: Layout) -> Result:
+    """Samples on the channel axis of a grouped convolution (one filter bank per sample)."""
+    groups = call.arg(6, "groups", default=1)
+    into, out_of = x.shape[1] // groups, call.out.shape[1] // groups
+    if layout.inner % into:
+        raise Mixing("the convolution sums over channels that belong to several samples")
+    result = closed(1, layout.inner // into * out_of)
+    filters = call.layout(weight)
+    if filters is not None:
+        unit = weight.shape[0] // groups
+        if (
+            filters.ids is not None
+            or filters.axis != 0
+            or filters.inner * into != layout.inner * unit
+        ):
+            raise Mixing("filters and channels of different samples meet")
+    bias = call.layout(call.arg(2, "bias"))
+    if bias is not None and (bias.ids is not None or bias.inner != result.inner):
+        raise Mixing("the bias and the channels of different samples meet")
+    return result
+
+
+@rule("conv_tbc")
+def conv_tbc(call: Call) -> Result:
+    """Time, batch, channels."""
+    return carry(call, [(call.arg(0, "input"), {0, 2})], call.out, {0, 2})
+
+
+_POOL = {
+    "avg_pool1d": 1, "avg_pool2d": 2, "avg_pool3d": 3, "max_pool1d": 1, "max_pool2d": 2,
+    "max_pool3d": 3, "max_pool1d_with_indices": 1, "max_pool2d_with_indices": 2,
+    "max_pool3d_with_indices": 3, "adaptive_avg_pool1d": 1, "adaptive_avg_pool2d": 2,
+    "adaptive_avg_pool3d": 3, "adaptive_max_pool1d": 1, "adaptive_max_pool2d": 2,
+    "adaptive_max_pool3d": 3, "max_unpool2d": 2, "max_unpool3d": 3, "upsample_linear1d": 1,
+    "upsample_nearest1d": 1, "_upsample_nearest_exact1d": 1, "upsample_nearest2d": 2,
+    "upsample_bilinear2d": 2, "upsample_bicubic2d": 2, "_upsample_nearest_exact2d": 2,
+    "_upsample_bilinear2d_aa": 2, "_upsample_bicubic2d_aa": 2, "upsample_nearest3d": 3,
+    "upsample_trilinear3d": 3, "_upsample_nearest_exact3d": 3, "pixel_shuffle": 3,
+    "pixel_unshuffle": 3,
+}  # fmt: skip
+
+
+@rule(" ".join(_POOL))
+def pooling(call: Call) -> Result:
+    """Works on the trailing axes only."""
+    out = call.out if isinstance(call.out, Tensor) else call.out[0]
+    count = _POOL[call.name]
+    operands = [(t, trailing(t, count)) for t in call.tensors() if t.dim() >= count]
+    return carry(call, operands, out, trailing(out, count))
+
+
+@rule("fractional_max_pool2d fractional_max_pool3d")
+def fractional(call: Call) -> Result:
+    """The random offsets are drawn for each sample of axis 0."""
+    if call.arg(0, "input").dim() != (4 if call.name.endswith("2d") else 5):
+        raise Mixing("fractional pooling of an unbatched input")
+    out = call.out if isinstance(call.out, Tensor) else call.out[0]
+    operands = [(t, set(range(1, t.dim()))) for t in call.tensors()]
+    return carry(call, operands, out, set(range(1, out.dim())))
+
+
+@rule("channel_shuffle native_channel_shuffle")
+def channel_shuffle(call: Call) -> Result:
+    """Permutes the channels."""
+    return carry(call, [(call.arg(0, "input"), {1})], call.out, {1})
+
+
+@rule("affine_grid_generator")
+def affine_grid(call: Call) -> Result:
+    """Axis 0 is the batch."""
+    theta = call.arg(0, "theta")
+    return carry(call, [(theta, {1, 2})], call.out, set(range(1, call.out.dim())))
+
+
+@rule("grid_sampler grid_sampler_2d grid_sampler_3d")
+def grid_sampler(call: Call) -> Result:
+    """A point of the grid gives a point of the result: it looks at all pixels of its channels."""
+    x, grid = call.arg(0, "input"), call.arg(1, "grid")
+    pixels: Places = [None] * (x.dim() - 2)
+    return gathered(call, [(x, [0, 1, *pixels]), (grid, [0, *range(2, x.dim()), None])], call.out)
+
+
+@rule("layer_norm rms_norm native_layer_norm _fused_rms_norm")
+def layer_norm(call: Call) -> Result | list[Result]:
+    """Over the trailing axes that normalized_shape names."""
+    x, shape = call.arg(0, "input"), call.arg(1, "normalized_shape")
+    core = trailing(x, len(shape))
+    if isinstance(call.out, Tensor):
+        return carry(call, [(x, core)], call.out, core)
+    return [carry(call, [(x, core)], o, core) if o.dim() == x.dim() else None for o in call.out]
+
+
+@rule("group_norm native_group_norm")
+def group_norm(call: Call) -> Result | list[Result]:
+    """Within each sample of axis 0."""
+    x = call.arg(0, "input")
+    operands = [(x, set(range(1, x.dim())))]
+    if isinstance(call.out, Tensor):
+        return carry(call, operands, call.out, operands[0][1])
+    return [carry(call, operands, out, set(range(1, out.dim()))) for out in call.out]
+
+
+@rule("instance_norm")
+def instance_norm(call: Call) -> Result:
+    """Within each sample of axis 0 and each channel."""
+    x = call.arg(0, "input")
+    if x.dim() < 3:
+        raise Mixing("instance_norm of an unbatched input")
+    core = set(range(1, x.dim()))
+    return carry(call, [(x, core)], call.out, core)
+
+
+@rule("batch_norm native_batch_norm")
+def batch_norm(call: Call) -> Result:
+    """Element by element in eval mode; over the batch in training mode."""
+    x = call.arg(0, "input")
+    if call.arg(5, "training"):
+        raise Mixing(
+            "BatchNorm in training mode normalises with statistics of the whole batch, so no "
+            "sample has a gradient of its own",
+            "put the layer in eval() mode, or replace it by GroupNorm or LayerNorm",
+        )
+    return carry(call, [(x, ())], call.out)
+
+
+_RNN = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+
+
+@rule(" ".join(_RNN))
+def recurrent(call: Call) -> Result | list[Result]:
+    """(time, batch, features), or packed rows with their batch sizes."""
+    x, second = call.args[0], call.args[1]
+    if isinstance(second, Tensor) and second.dim() == 1 and not second.is_floating_point():
+        return _packed(call, x, second)
+    hidden = call.arg(1, "hx")
+    states = list(hidden) if isinstance(hidden, (tuple, list)) else [hidden]
+    batch = 0 if call.arg(8, "batch_first") else 1
+    out = call.out[0]
+    if x.dim() != 3:
+        raise Mixing("a recurrent layer on an unbatched input")
+    result: Layout | None = None
+    known = {id(x), *(id(s) for s in states)}
+    if any(key not in known for key in call.layouts):
+        raise Mixing("the weights of a recurrent layer hold samples")
+    for tensor, axis in [(x, batch), *((s, 1) for s in states)]:
+        layout = call.layout(tensor)
+        if layout is None:
+            continue
+        if layout.axes not in ((axis,), ()):
+            raise Mixing(f"a recurrent layer runs along the samples (they must be on axis {axis})")
+        row = _at(layout, 0, 1)
+        result = row if result is None else merge(result, row, out.shape[batch : batch + 1], call.n)
+    if result is None:
+        return None
+    return [_at(result, batch, 3), *(_at(result, 1, 3) for _ in call.out[1:])]
+
+
+def _at(layout: Layout, axis: int, rank: int) -> Layout:
+    """A layout of one axis, as one of another axis of a tensor of this rank."""
+    if layout.ids is None:
+        return closed(axis, layout.inner)
+    view = [1] * rank
+    view[axis] = -1
+    return Layout(axis, 1, layout.ids.view(view))
+
+
+def _packed(call: Call, x: Tensor, sizes: Tensor) -> list[Result]:
+    """Packed rows: each slot must hold one sample from its first to its last step."""
+    layout = call.layout(x)
+    hidden = call.args[2]
+    states = list(hidden) if isinstance(hidden, (tuple, list)) else [hidden]
+    if any(key not in {id(x), *(id(s) for s in states)} for key in call.layouts):
+        raise Mixing("the weights of a recurrent layer hold samples")
+    if layout is None:
+        raise Mixing("packed data without known samples, but a hidden state with samples")
+    rows = ids_of(layout, x.shape, call.n, x.device).expand(x.shape[0], -1)[:, 0]
+    slots = rows[: int(sizes[0])]
+    index = torch.cat([torch.arange(int(s), device=x.device) for s in sizes])
+    if bool((slots[index] != rows).any()):
+        raise Mixing("a slot of the packed sequence changes its sample")
+    for state in states:
+        mark = call.layout(state)
+        if mark is not None:
+            own = ids_of(mark, state.shape, call.n, x.device)
+            if own.shape[0] != 1 or own.shape[2] != 1 or bool((own.flatten() != slots).any()):
+                raise Mixing("hidden state and packed data hold their samples in different places")
+    last = explicit(slots.view(1, -1, 1), call.n)
+    return [explicit(rows.view(-1, 1), call.n), *(last for _ in call.out[1:])]
+
+
+@rule("lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell")
+def cell(call: Call) -> Result:
+    """Row by row."""
+    tensors: list[Any] = [call.arg(0, "input")]
+    hidden = call.arg(1, "hx")
+    tensors += list(hidden) if isinstance(hidden, (tuple, list)) else [hidden]
+    out = call.out if isinstance(call.out, Tensor) else call.out[0]
+    if tensors[0].dim() != 2:
+        raise Mixing("a recurrent cell on an unbatched input")
+    return carry(call, [(t, {1}) for t in tensors if t is not None], out, {1})
+
+
+@rule("_pack_padded_sequence", linear=True, routes=True)
+def pack(call: Call) -> list[Result]:
+    """Rows by time, then by sample."""
+    colours = probe(_thin(call))
+    return [_wide(colours[0], call.out[0], call.n), None]
+
+
+@rule("_pad_packed_sequence", linear=True, routes=True)
+def unpack(call: Call) -> list[Result]:
+    """Back to (time, batch); padding belongs to nobody."""
+    thin = _thin(call)
+    args = list(thin.args)
+    args[3] = 0
+    colours = probe(Call(call.name, call.func, args, {}, call.out, thin.layouts, call.n))
+    return [_wide(colours[0], call.out[0], call.n), None]
+
+
+def _thin(call: Call) -> Call:
+    """The call on a single feature: the others have the same colours."""
+    x = call.args[0]
+    layout = call.layout(x)
+    lead = 1 if call.name == "_pad_packed_sequence" else 2
+    if layout is None or any(d >= lead for d in layout.axes):
+        raise Mixing("packed sequences need the samples on the batch axis")
+    while x.dim() > lead:
+        x = x.select(-1, 0)
+    ids = ids_of(layout, call.args[0].shape, call.n, x.device)
+    ids = ids.reshape(ids.shape[:lead])
+    return Call(
+        call.name, call.func, [x, *call.args[1:]], {}, call.out, {id(x): Layout(0, 1, ids)}, call.n
+    )
+
+
+def _wide(ids: Tensor, out: Tensor, n: int) -> Layout:
+    return explicit(ids.view(tuple(ids.shape) + (1,) * (out.dim() - ids.dim())), n)

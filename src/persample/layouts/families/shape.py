@@ -1,0 +1,264 @@
+"""Operators that look at data another way: views and reshapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from ...errors import Mixing
+from ..call import Call, Result, axes, carry
+from ..layout import Layout, align, explicit, ids_of, remap
+from ..operators import rule
+from ..reshaping import reshape as reshape_layout
+from ..reshaping import squeeze_colours
+
+# all tensors among the arguments are moved
+_ALL_MOVED = frozenset(("block_diag", "select_scatter", "slice_scatter", "diagonal_scatter"))
+
+
+def probe(call: Call, function: Callable[..., Any] | None = None) -> Any:
+    """Run the operator on colours instead of values; returns colours (-1: no sample).
+
+    Colours are shifted by one, so that zeros an operator fills in mean "no sample". Constants have
+    zeros, too, whatever their dtype; only numbers behind the first argument (how often, how long,
+    where to cut) stay what they are.
+    """
+    behind = [*call.args[1:], *call.kwargs.values()] if call.name not in _ALL_MOVED else ()
+    numbers = {id(v) for v in behind if isinstance(v, Tensor) and not v.is_floating_point()}
+
+    def colour(value: Any) -> Any:
+        if not isinstance(value, Tensor) or id(value) in numbers:
+            return value
+        layout = call.layout(value)
+        if layout is not None:
+            ids = ids_of(layout, value.shape, call.n, value.device) + 1
+            return ids.expand(value.shape)
+        return torch.zeros((), dtype=torch.long, device=value.device).expand(value.shape)
+
+    args, kwargs = tree_map(colour, (tuple(call.args), dict(call.kwargs)))
+    out = (function or call.func)(*args, **kwargs)
+    return tree_map(lambda t: squeeze_colours(t - 1, call.n) if isinstance(t, Tensor) else t, out)
+
+
+def probed(call: Call) -> Result | list[Result]:
+    """Layouts from a probe."""
+    out = probe(call)
+    if isinstance(out, Tensor):
+        return explicit(out, call.n)
+    return [explicit(ids, call.n) for ids in out]
+
+
+def source_of(call: Call) -> tuple[Any, Layout]:
+    """The first argument and its layout."""
+    x = call.arg(0, "input", "self")
+    layout = call.layout(x)
+    if layout is None:
+        raise Mixing(f"{call.name}: only a size argument holds samples")
+    return x, layout
+
+
+@rule("view reshape flatten unflatten ravel view_as reshape_as _unsafe_view view_copy", linear=True)
+def reshape(call: Call) -> Result:
+    """Row-major order is kept, so only the two shapes matter."""
+    x = call.arg(0, "input", "self")
+    layout = call.layout(x)
+    if layout is None:
+        return None
+    if call.name == "view" and isinstance(call.arg(1, "dtype"), torch.dtype):
+        if x.dim() - 1 in layout.axes:
+            raise Mixing("viewing another dtype splits elements")
+        return layout
+    return reshape_layout(layout, x.shape, call.out.shape, call.n, x.device)
+
+
+@rule("permute permute_copy", linear=True)
+def permute(call: Call) -> Result:
+    """Axis ``dims[k]`` becomes axis k."""
+    x, layout = source_of(call)
+    dims = call.ints(1, "dims") or ()
+    return moved(layout, [d % x.dim() for d in dims])
+
+
+def moved(layout: Layout, order: Sequence[int]) -> Layout:
+    """The layout after ``permute(order)``."""
+    places = [0] * len(order)
+    for new, old in enumerate(order):
+        places[old] = new
+    return remap(layout, places, len(order))
+
+
+@rule("transpose swapaxes swapdims transpose_copy", linear=True)
+def transpose(call: Call) -> Result:
+    """Swaps two axes."""
+    x, layout = source_of(call)
+    if x.dim() == 0:
+        return layout
+    a = call.arg(1, "dim0", "axis0") % x.dim()
+    b = call.arg(2, "dim1", "axis1") % x.dim()
+    order = list(range(x.dim()))
+    order[a], order[b] = order[b], order[a]
+    return moved(layout, order)
+
+
+@rule("t T H t_copy", linear=True)
+def turn(call: Call) -> Result:
+    """Reverses all axes."""
+    x, layout = source_of(call)
+    return moved(layout, list(reversed(range(x.dim()))))
+
+
+@rule("mT mH adjoint", linear=True)
+def turn_matrix(call: Call) -> Result:
+    """Swaps the last two axes."""
+    x, layout = source_of(call)
+    return moved(layout, [*range(x.dim() - 2), x.dim() - 1, x.dim() - 2])
+
+
+@rule("movedim moveaxis", linear=True)
+def movedim(call: Call) -> Result:
+    """Moves named axes, the others keep their order."""
+    x, layout = source_of(call)
+    source, goal = call.arg(1, "source"), call.arg(2, "destination")
+    sources = [s % x.dim() for s in ([source] if isinstance(source, int) else source)]
+    goals = [g % x.dim() for g in ([goal] if isinstance(goal, int) else goal)]
+    fixed = dict(zip(goals, sources, strict=True))
+    rest = iter(d for d in range(x.dim()) if d not in sources)
+    return moved(layout, [fixed[k] if k in fixed else next(rest) for k in range(x.dim())])
+
+
+@rule("unsqueeze unsqueeze_copy", linear=True)
+def unsqueeze(call: Call) -> Result:
+    """Inserts an axis of one."""
+    x, layout = source_of(call)
+    at = call.arg(1, "dim") % (x.dim() + 1)
+    return remap(layout, [d + (d >= at) for d in range(x.dim())], x.dim() + 1)
+
+
+@rule("squeeze squeeze_copy", linear=True)
+def squeeze(call: Call) -> Result:
+    """Removes axes of one; a batch of one keeps its sample axis if it can."""
+    x, layout = source_of(call)
+    dims = call.arg(1, "dim")
+    gone = {d for d in axes(dims, x.dim()) if x.shape[d] == 1}
+    if layout.ids is None and layout.axis in gone:  # a single sample: every axis is its own
+        return reshape_layout(layout, x.shape, call.out.shape, call.n, x.device)
+    kept = [d for d in range(x.dim()) if d not in gone]
+    places: list[int | None] = [None] * x.dim()
+    for new, old in enumerate(kept):
+        places[old] = new
+    return remap(layout, places, len(kept))
+
+
+@rule("expand expand_as broadcast_to expand_copy", linear=True)
+def expand(call: Call) -> Result:
+    """Adds axes on the left; an axis of one is repeated."""
+    x = call.arg(0, "input", "self")
+    layout = call.layout(x)
+    if layout is None:
+        return None
+    shift = call.out.dim() - x.dim()
+    return remap(layout, [d + shift for d in range(x.dim())], call.out.dim())
+
+
+@rule("broadcast_tensors atleast_1d atleast_2d atleast_3d", linear=True)
+def each_alone(call: Call) -> Result | list[Result]:
+    """Every tensor is broadcast, or given axes of one, on its own."""
+    tensors = call.args[0] if isinstance(call.args[0], (list, tuple)) else call.args
+    if isinstance(call.out, Tensor):
+        return _grown(call, tensors[0], call.out)
+    return [_grown(call, t, out) for t, out in zip(tensors, call.out, strict=True)]
+
+
+def _grown(call: Call, x: Tensor, out: Tensor) -> Result:
+    layout = call.layout(x)
+    if layout is None:
+        return None
+    if call.name == "broadcast_tensors":
+        return align(layout, x.shape, out.shape, call.n)
+    return reshape_layout(layout, x.shape, out.shape, call.n, x.device)
+
+
+@rule("meshgrid", linear=True)
+def meshgrid(call: Call) -> list[Result]:
+    """Result k varies along axis k with argument k (the first two swapped for "xy")."""
+    tensors = call.args[0] if isinstance(call.args[0], (list, tuple)) else call.args
+    swapped = {0: 1, 1: 0} if call.kwargs.get("indexing") == "xy" else {}
+    found: list[Result] = []
+    for k, (x, out) in enumerate(zip(tensors, call.out, strict=True)):
+        layout = call.layout(x)
+        places = [swapped.get(k, k)] * x.dim()
+        found.append(None if layout is None else remap(layout, places, out.dim()))
+    return found
+
+
+@rule(
+    "select narrow unbind chunk split split_with_sizes tensor_split hsplit vsplit dsplit "
+    "diagonal unsafe_chunk unsafe_split unsafe_split_with_sizes unfold_copy narrow_copy "
+    "select_copy split_copy split_with_sizes_copy unbind_copy slice linalg_diagonal slice_copy "
+    "diagonal_copy",
+    linear=True,
+    routes=True,
+)
+def pieces(call: Call) -> Result | list[Result]:
+    """Axes that are cut and do not hold samples change nothing for the others."""
+    x, layout = source_of(call)
+    first = call.out if isinstance(call.out, Tensor) else (call.out[0] if call.out else None)
+    if first is None:
+        return []
+    dim = _cut(call, x)
+    if dim is None or dim in layout.axes:
+        return probed(call)
+    if first.dim() == x.dim():
+        return layout
+    return remap(layout, [None if d == dim else d - (d > dim) for d in range(x.dim())], first.dim())
+
+
+def _cut(call: Call, x: Tensor) -> int | None:
+    """The axis along which a view operator cuts, None for a diagonal."""
+    name = call.name.removeprefix("unsafe_").removesuffix("_copy")
+    if name in ("diagonal", "linalg_diagonal", "unfold"):
+        return None
+    if name in ("hsplit", "vsplit", "dsplit"):
+        return {"hsplit": 0 if x.dim() == 1 else 1, "vsplit": 0, "dsplit": 2}[name]
+    position = 1 if name in ("select", "narrow", "unbind", "slice") else 2
+    dim = call.arg(position, "dim", "axis", default=0)
+    return int(dim) % x.dim()
+
+
+@rule("as_strided", linear=True)
+def as_strided(call: Call) -> Result:
+    """Colours are laid out in memory as the tensor is, and viewed the same way."""
+    x, layout = source_of(call)
+    size, stride = call.arg(1, "size"), call.arg(2, "stride")
+    offset = call.arg(3, "storage_offset")
+    start = 0 if offset is None else offset - x.storage_offset()
+    extent = 1 + sum((s - 1) * d for s, d in zip(x.shape, x.stride(), strict=True))
+    memory = torch.full((max(extent, 1),), -1, device=x.device)
+    colours = ids_of(layout, x.shape, call.n, x.device).expand(x.shape)
+    memory.as_strided(x.shape, x.stride()).copy_(colours)
+    return explicit(squeeze_colours(memory.as_strided(size, stride, start), call.n), call.n)
+
+
+@rule("unfold im2col", linear=True)
+def unfold(call: Call) -> Result | list[Result]:
+    """``Tensor.unfold`` windows one axis; ``F.unfold`` takes patches of images."""
+    x, layout = source_of(call)
+    if call.name == "im2col" or call.func not in (Tensor.unfold, torch.ops.aten.unfold):
+        return carry(call, [(x, set(range(1, x.dim())))], call.out, {1, 2})
+    dim = call.arg(1, "dimension") % x.dim()
+    if dim in layout.axes:
+        return probed(call)
+    return remap(layout, list(range(x.dim())), x.dim() + 1)
+
+
+@rule("col2im", linear=True)
+def fold(call: Call) -> Result:
+    """Patches back to images, batch first."""
+    x = call.arg(0, "input", "self")
+    if x.dim() != 3:
+        raise Mixing("fold of an unbatched input")
+    return carry(call, [(x, {1, 2})], call.out, set(range(1, call.out.dim())))

@@ -1,0 +1,232 @@
+"""Writing by index: rows keep their colours, and may not be written over another sample's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...errors import Mixing
+from ..call import Call, Result
+from ..layout import Layout, align, closed, explicit, ids_of, merge, remap
+from ..operators import rule
+from ..reshaping import squeeze_colours
+from ..subscript import axis_steps, is_full, spread
+from .shape import probed
+
+
+def written(target: Tensor, before: Tensor, after: Tensor, n: int) -> Layout:
+    """The target's layout from its colours before and after, where colours may not change."""
+    if bool(((before >= 0) & (after != before)).any()):
+        raise Mixing("rows of one sample are written over, or added to, rows of another")
+    return explicit(squeeze_colours(after, n), n)
+
+
+@rule("setitem index_put _index_put_impl", linear=True, routes=True)
+def setitem(call: Call) -> Result:
+    """``x[index] = value`` and ``index_put``."""
+    x, index = call.arg(0, "input", "self"), call.arg(1, "indices")
+    value = call.arg(2, "values")
+    if call.name != "setitem":
+        index = tuple(slice(None) if i is None else i for i in index)
+    layout = call.layout(x)
+    brought = call.layout(value) if isinstance(value, Tensor) else None
+    if brought is None:
+        return layout
+    entries = spread(index, x.dim())
+    region = x.detach()[tuple(entries)]
+    while value.dim() > region.dim() and value.shape[0] == 1:  # torch drops leading ones
+        value_axes = [None, *range(value.dim() - 1)]
+        brought = remap(brought, value_axes, value.dim() - 1)
+        value = value.squeeze(0)
+    brought = align(brought, value.shape, region.shape, call.n)
+    axis = _whole_axis(entries, brought.axis) if brought.ids is None else None
+    if axis is not None and layout in (None, closed(axis, brought.inner)):
+        return closed(axis, brought.inner)
+    mine = (
+        torch.full((1,) * x.dim(), -1, device=x.device)
+        if layout is None
+        else ids_of(layout, x.shape, call.n, x.device)
+    )
+    colours = ids_of(brought, region.shape, call.n, x.device)
+    before = mine.expand(x.shape)
+    if not any(isinstance(e, Tensor) for e in entries):
+        before = _only_needed(mine, colours, x.shape, entries)
+    places = torch.arange(before.numel(), device=x.device).view(before.shape)[tuple(entries)]
+    after = painted(before, places, colours.expand(places.shape))
+    return written(x, before, after, call.n)
+
+
+def _whole_axis(entries: list[Any], place: int) -> int | None:
+    """The target's axis behind one of the region's, if numbers and slices take all of it."""
+    if any(isinstance(e, (Tensor, bool)) for e in entries):
+        return None
+    new = 0
+    for entry, axis, _ in axis_steps(entries):
+        if isinstance(entry, slice) and new == place:
+            return axis if is_full(entry) else None
+        new += entry is None or isinstance(entry, slice)
+    return None
+
+
+def painted(before: Tensor, places: Tensor, colours: Tensor) -> Tensor:
+    """Colours after a write to these places of the flattened target; -1 leaves a place as it is."""
+    flat, where, new = before.flatten(), places.flatten(), colours.flatten()
+    after = flat.scatter_reduce(0, where, new, "amax", include_self=True)
+    if bool(((new >= 0) & (after[where] != new)).any()):
+        raise Mixing("rows of several samples are written to one place")
+    return after.view(before.shape)
+
+
+def _only_needed(mine: Tensor, colours: Tensor, shape: torch.Size, entries: list[Any]) -> Tensor:
+    """Target colours with axes of one where neither side changes colour and all is written."""
+    sizes, new = list(shape), 0
+    for entry, axis, count in axis_steps(entries):
+        if entry is None:
+            new += 1
+        elif isinstance(entry, slice):
+            if count and is_full(entry) and mine.size(axis) == 1 and colours.size(new) == 1:
+                sizes[axis] = 1
+            new += 1
+    return mine.expand(sizes)
+
+
+@rule("index_add index_copy", linear=True, routes=True)
+def index_add(call: Call) -> Result:
+    """Rows of the source go to the rows that the index names."""
+    x, index, source = call.arg(0, "input"), call.arg(2, "index"), call.arg(3, "source", "tensor")
+    axis = call.arg(1, "dim") % max(x.dim(), 1)
+    return _scattered(call, x, source, axis, index, along_axis=True)
+
+
+@rule("scatter scatter_add", linear=True, routes=True)
+def scatter(call: Call) -> Result:
+    """Elements of the source go where the index names, along one axis."""
+    x, index, source = call.arg(0, "input"), call.arg(2, "index"), call.arg(3, "src", "value")
+    if x.dim() == 0:
+        raise Mixing("scatter into a scalar")
+    axis = call.arg(1, "dim") % x.dim()
+    if not isinstance(source, Tensor) or call.layout(source) is None:
+        layout, chosen = call.layout(x), call.layout(index)
+        if chosen is not None and layout is None:
+            return _scattered(call, x, index, axis, index, along_axis=False)
+        return layout
+    return _scattered(call, x, source, axis, index, along_axis=False)
+
+
+# products and extremes: a sum over samples does not stay one
+rule("index_reduce", routes=True)(index_add)
+rule("scatter_reduce", routes=True)(scatter)
+
+
+def _scattered(
+    call: Call, x: Tensor, source: Tensor, axis: int, index: Tensor, *, along_axis: bool
+) -> Result:
+    layout, brought = call.layout(x), call.layout(source)
+    if brought is None:
+        return layout
+    placed = bool(brought.axes) and axis not in brought.axes
+    if placed and (layout is None or axis not in layout.axes):
+        same = (
+            x.shape[:axis] == source.shape[:axis]
+            and x.shape[axis + 1 :] == source.shape[axis + 1 :]
+        )
+        if same and (along_axis or index.shape == source.shape):
+            return brought if layout is None else merge(layout, brought, x.shape, call.n)
+    mine = torch.full((1,) * x.dim(), -1, device=x.device)
+    if layout is not None:
+        mine = ids_of(layout, x.shape, call.n, x.device)
+    colours = ids_of(brought, source.shape, call.n, x.device)
+    if along_axis:
+        sizes = [
+            x.shape[d] if d == axis else max(mine.size(d), colours.size(d)) for d in range(x.dim())
+        ]
+        rows = [index.numel() if d == axis else s for d, s in enumerate(sizes)]
+        before, colours = mine.expand(sizes), colours.expand(rows)
+        places = torch.arange(before.numel(), device=x.device).view(sizes).index_select(axis, index)
+    else:
+        before = mine.expand(x.shape)
+        part = tuple(slice(0, s) for s in index.shape)
+        colours = colours.expand(source.shape)[part]
+        places = torch.arange(before.numel(), device=x.device).view(x.shape).gather(axis, index)
+    after = painted(before, places, colours)
+    return written(x, before, after, call.n)
+
+
+@rule("put", routes=True)
+def put(call: Call) -> Result:
+    """Elements of the source go to places of the flattened target."""
+    x, index, source = call.arg(0, "input", "self"), call.arg(1, "index"), call.arg(2, "source")
+    layout, brought = call.layout(x), call.layout(source)
+    if brought is None:
+        return layout
+    before = torch.full((1,) * x.dim(), -1, device=x.device)
+    if layout is not None:
+        before = ids_of(layout, x.shape, call.n, x.device)
+    before = before.expand(x.shape)
+    colours = ids_of(brought, source.shape, call.n, x.device).expand(source.shape)
+    after = painted(before, index % max(x.numel(), 1), colours)
+    return written(x, before, after, call.n)
+
+
+@rule(
+    "index_fill masked_scatter select_scatter slice_scatter diagonal_scatter as_strided_scatter",
+    routes=True,
+)
+def overwrite(call: Call) -> Result:
+    """Rarely used writes: followed only if nothing coloured is written."""
+    x = call.arg(0, "input", "self")
+    others = [key for key in call.layouts if key != id(x)]
+    if call.name == "masked_scatter":
+        return _masked_scatter(call, x, call.arg(1, "mask"), call.arg(2, "source"))
+    if call.name in ("select_scatter", "slice_scatter", "diagonal_scatter"):
+        return _replaced(call)
+    if others:
+        mask = call.arg(2, "index")
+        if call.name == "index_fill" and others == [id(mask)] and call.layout(x) is not None:
+            return call.layout(x)
+        raise Mixing(f"{call.name} writes rows that hold samples")
+    return call.layout(x)
+
+
+def _masked_scatter(call: Call, x: Tensor, mask: Tensor, source: Tensor) -> Result:
+    """The source's elements, in order, go where the mask holds."""
+    layout, brought = call.layout(x), call.layout(source)
+    if layout is not None:
+        layout = align(layout, x.shape, call.out.shape, call.n)
+    if brought is None:
+        return layout
+    if x.shape != call.out.shape:
+        raise Mixing("masked_scatter of a tensor that is broadcast")
+    width = x.shape[-1] if x.dim() else 1
+    thin = (
+        x.dim() > 1
+        and mask.shape == x.shape
+        and mask.stride(-1) == 0
+        and width > 0
+        and source.dim() > 0
+        and source.shape[-1] == width
+    )  # whole rows: one element of each will do
+    shape = (*x.shape[:-1], 1) if thin else tuple(x.shape)
+    mine = torch.full((1,) * x.dim(), -1, device=x.device)
+    if layout is not None:
+        mine = ids_of(layout, x.shape, call.n, x.device)
+    colours = ids_of(brought, source.shape, call.n, x.device)
+    if thin and (mine.shape[-1] != 1 or colours.shape[-1] != 1):
+        raise Mixing("rows hold several samples")
+    before = mine.expand(shape)
+    rows = (*source.shape[:-1], 1) if thin else tuple(source.shape)
+    holds = mask[..., :1] if thin else mask.expand(x.shape)
+    after = before.clone().masked_scatter_(holds, colours.expand(rows).contiguous())
+    return written(x, before, after, call.n)
+
+
+def _replaced(call: Call) -> Result:
+    """Colours by running the write on colours; a place may keep its colour or take one."""
+    x = call.arg(0, "input", "self")
+    outside = probed(call)
+    layout = call.layout(x)
+    if layout is None or not isinstance(outside, Layout):
+        return outside  # type: ignore[return-value]
+    return merge(layout, outside, x.shape, call.n)

@@ -1,0 +1,246 @@
+"""Where the samples sit in a tensor.
+
+A layout colours every element with the sample it belongs to. Two representations:
+
+* closed: on one ``axis`` of size outer * n * inner, index ``j`` belongs to ``(j // inner) % n``;
+* explicit: ``ids``, an integer tensor broadcastable to the tensor, negative where no sample is
+  meant: -1, or -2 - i for a constant beside elements of sample i.
+
+A constant has no layout, and may be coloured freely. What the colours assert: an element with
+colour i has been computed from elements of colour i and constants only. If the losses are coloured
+0..n-1, then no path of the graph leads from an element of colour i to a loss of another colour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import Mixing, Reason
+
+Shape = Sequence[int]
+
+
+class Layout:
+    """Immutable; closed layouts are interned by :func:`closed`."""
+
+    __slots__ = ("axis", "coupled", "ids", "inner")
+
+    def __init__(
+        self, axis: int, inner: int = 1, ids: Tensor | None = None, coupled: Reason | None = None
+    ) -> None:
+        self.axis, self.inner, self.ids, self.coupled = axis, inner, ids, coupled
+
+    def __repr__(self) -> str:
+        if self.ids is None:
+            text = f"axis {self.axis}" + (f", inner {self.inner}" if self.inner != 1 else "")
+        else:
+            text = f"ids {tuple(self.ids.shape)}"
+        return f"Layout({text}{', coupled' if self.coupled else ''})"
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """The axes along which the colour changes."""
+        if self.ids is None:
+            return (self.axis,)
+        return tuple(d for d, size in enumerate(self.ids.shape) if size != 1)
+
+    def with_coupling(self, reason: Reason | None) -> Layout:
+        """The same colours, remembering that the values depend on the whole batch."""
+        if reason is None or self.coupled is not None:
+            return self
+        return Layout(self.axis, self.inner, self.ids, reason)
+
+    def plain(self) -> Layout:
+        """The same colours without the memory of coupling."""
+        if self.coupled is None:
+            return self
+        if self.ids is None:
+            return closed(self.axis, self.inner)
+        return Layout(self.axis, self.inner, self.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Additive:
+    """A sum over samples of terms that each belong to one sample (a mean loss, for instance)."""
+
+    coupled: Reason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Mixed:
+    """Elements that belong to several samples, or to nobody knows which."""
+
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier(Mixed):
+    """With a graph from before the block: it cannot be followed, but without it is a constant."""
+
+
+class Constant:
+    """Seen by the recorder, carries a gradient history, depends on no sample and no parameter."""
+
+    __slots__ = ()
+
+
+CONSTANT = Constant()
+PURE = Constant()  # of parameters alone, without gradients: a custom function's result, maybe
+State = Layout | Additive | Mixed | Constant
+
+_INTERNED: dict[tuple[int, int], Layout] = {}
+
+
+def closed(axis: int, inner: int = 1) -> Layout:
+    """The interned closed layout."""
+    key = (axis, inner)
+    found = _INTERNED.get(key)
+    if found is None:
+        found = _INTERNED[key] = Layout(axis, inner)
+    return found
+
+
+def explicit(ids: Tensor, n: int) -> Layout:
+    """A layout from ids broadcastable to the tensor, in closed form where one fits."""
+    axes = [d for d, size in enumerate(ids.shape) if size != 1]
+    if len(axes) == 1:
+        axis = axes[0]
+        inner = _closed_form(ids.flatten(), n)
+        if inner is not None:
+            return closed(axis, inner)
+    return Layout(axes[0] if axes else 0, 1, ids)
+
+
+def _closed_form(ids: Tensor, n: int, *, bold: bool = False) -> int | None:
+    """The ``inner`` for which ids are (j // inner) % n.
+
+    Rows of nobody agree with anything, but only for the ``bold``: whoever takes them for some
+    sample's has to remember that this is a guess.
+    """
+    size = ids.numel()
+    if n == 0 or size == 0 or size % n:
+        return None
+    wild = ids < 0
+    if not bold and bool(wild.any()):
+        return None
+    index = torch.arange(size, device=ids.device)
+    repeats = size // n
+    for inner in sorted((d for d in range(1, repeats + 1) if repeats % d == 0), reverse=True):
+        if bool((((index // inner) % n == ids) | wild).all()):
+            return inner
+    return None
+
+
+def with_hints(ids: Tensor) -> Tensor:
+    """Nobody's elements beside those of one sample alone are its, if it comes to that."""
+    nobody = ids < 0
+    known = ids[~nobody]
+    if known.numel() in (0, ids.numel()) or bool((known != known[0]).any()):
+        return ids
+    return torch.where(nobody, -2 - known[0], ids)
+
+
+def by_position(ids: Tensor, n: int) -> Layout | None:
+    """Ids in closed form, if those that are known agree with one: a guess for the others."""
+    axes = [d for d, size in enumerate(ids.shape) if size != 1]
+    for axis in axes:
+        top = ids.amax([d for d in axes if d != axis], keepdim=True) if len(axes) > 1 else ids
+        if bool(((ids == top) | (ids < 0)).all()):
+            inner = _closed_form(top.flatten(), n, bold=True)
+            if inner is not None:
+                return closed(axis, inner)
+    return None
+
+
+def axis_ids(layout: Layout, size: int, n: int, device: torch.device) -> Tensor:
+    """The colour of every index of a closed layout's axis."""
+    count, index = max(n, 1), torch.arange(size, device=device)
+    if layout.inner != 1:
+        index = index // layout.inner
+    return index % count if size > count * layout.inner else index
+
+
+def ids_of(layout: Layout, shape: Shape, n: int, device: torch.device) -> Tensor:
+    """Colours as a tensor of the rank of ``shape``, broadcastable to it."""
+    if layout.ids is not None:
+        return layout.ids
+    view = [1] * len(shape)
+    view[layout.axis] = shape[layout.axis]
+    return axis_ids(layout, shape[layout.axis], n, device).view(view)
+
+
+def remap(layout: Layout, places: Sequence[int | None], rank: int) -> Layout:
+    """Move axis d to ``places[d]`` in a tensor of that rank.
+
+    Along a lost axis there may be one colour besides constants: what is computed from both has it.
+    """
+    if layout.ids is None:
+        place = places[layout.axis]
+        if place is None:
+            raise Mixing("the operator acts across the axis that holds the samples")
+        return closed(place, layout.inner)
+    view, ids = [1] * rank, layout.ids
+    order = []
+    for d, place in enumerate(places):
+        if place is None:
+            ids = _one_colour(ids, d)
+        else:
+            view[place] = ids.shape[d]
+            order.append((place, d))
+    order.sort()
+    kept = [d for _, d in order]
+    lost = [d for d in range(ids.dim()) if d not in kept]
+    return Layout(0, 1, ids.permute(lost + kept).reshape(view))
+
+
+def _one_colour(ids: Tensor, axis: int) -> Tensor:
+    """The colour of everything along an axis that an operator works along."""
+    if ids.shape[axis] == 1:
+        return ids
+    if ids.shape[axis]:
+        top = ids.amax(axis, keepdim=True)
+        if bool(((ids == top) | (ids < 0)).all()):
+            return top
+    raise Mixing("the operator acts across an axis that holds samples")
+
+
+def align(layout: Layout, shape: Shape, out: Shape, n: int) -> Layout:
+    """Right-aligned broadcasting of ``shape`` to ``out``."""
+    shift = len(out) - len(shape)
+    if layout.ids is None:
+        size, place = shape[layout.axis], layout.axis + shift
+        if place < 0 or (out[place] != size and not (size == 1 and n == 1)):
+            raise Mixing("the axis that holds the samples does not survive broadcasting")
+        return layout if shift == 0 else closed(place, layout.inner)
+    if shift == 0:
+        return layout
+    if shift < 0:
+        raise Mixing("the result has fewer axes than the tensor that holds the samples")
+    return Layout(0, 1, layout.ids.view((1,) * shift + tuple(layout.ids.shape)))
+
+
+def merge(one: Layout, two: Layout, shape: Shape, n: int) -> Layout:
+    """The layout of a result computed element by element from two coloured tensors."""
+    if one is two:
+        return one
+    if one.ids is None and two.ids is None:
+        if one.axis == two.axis and one.inner == two.inner:
+            return one
+        raise Mixing(
+            f"two tensors that meet here hold their samples in different places: {one} and {two}",
+            "if one of them is not per-sample data (a mask, position ids), name it in "
+            "record(..., constants=...)",
+        )
+    first, second = one.ids, two.ids
+    if first is None or second is None:
+        device = (first if first is not None else second).device  # type: ignore[union-attr]
+        first, second = ids_of(one, shape, n, device), ids_of(two, shape, n, device)
+    if first is second or (first.shape == second.shape and torch.equal(first, second)):
+        return one
+    if bool(((first == second) | (first < 0) | (second < 0)).all()):
+        return explicit(torch.maximum(first, second), n)
+    raise Mixing("rows of different samples meet in one element")

@@ -1,0 +1,241 @@
+"""Apply a layout rule, and the algebra of states that are not layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import LOOP, Mixing, Reason, here
+from .call import Call, Result, collect
+from .layout import Additive, Constant, Layout, Mixed, State
+from .operator_facts import CHOOSES
+from .operators import Operator
+
+Coloured = list[tuple[Tensor, State]]
+_SCALES = frozenset(("mul", "multiply", "div", "divide", "true_divide"))
+_SUMS = frozenset(("add", "sub", "subtract", "rsub"))
+
+
+def propagate(
+    operator: Operator,
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    out: Any,
+    coloured: Coloured,
+    n: int,
+) -> Result | list[Result]:
+    """The state of every result of one call on data (parameters count as constants)."""
+    if n == 1 and not operator.constant:
+        return _single(out, coloured)
+    layouts: dict[int, Layout] = {}
+    plain = True
+    for tensor, state in coloured:
+        if isinstance(state, Layout) and state.coupled is None:
+            layouts[id(tensor)] = state
+        elif not isinstance(state, Constant):
+            plain = False
+    call = Call(operator.name, func, args, kwargs, out, layouts, n)
+    try:
+        if not plain:
+            return _special(operator, call, coloured)
+        return _apply(operator, call)
+    except Mixing as mixing:
+        if _adds_numbers(operator, call):
+            return _sum_of(coloured)
+        alone = _alone(layouts) if plain and not operator.constant else None
+        if alone is not None:
+            return _of_one(out, alone)
+        return Mixed(reason(operator, call, mixing))
+
+
+def _single(out: Any, coloured: Coloured) -> Result | list[Result]:
+    """A single sample meets nobody, whatever the operator does."""
+    for _, state in coloured:
+        if isinstance(state, Mixed):
+            return Mixed(state.reason)
+    if all(isinstance(state, Constant) for _, state in coloured):
+        return None
+    return _of_one(out, 0)
+
+
+def _alone(layouts: dict[int, Layout]) -> int | None:
+    """The sample that all arguments belong to as a whole, like ``x[3]``."""
+    found: set[int] = set()
+    for layout in layouts.values():
+        if layout.ids is None:
+            return None
+        found.update(layout.ids.unique().tolist())
+    owners = [sample for sample in found if sample >= 0]
+    return owners[0] if len(owners) == 1 else None
+
+
+def _of_one(out: Any, sample: int) -> Result | list[Result]:
+    """Every result belongs to one sample."""
+    return [
+        Layout(0, 1, torch.full((1,) * t.dim(), sample, dtype=torch.long, device=t.device))
+        for t in outputs(out)
+    ]
+
+
+def reason(operator: Operator, call: Call, mixing: Mixing) -> Reason:
+    """Where and why the samples were lost."""
+    shapes = tuple(tuple(t.shape) for t in call.tensors())
+    return Reason(operator.name, mixing.why, shapes, here(), mixing.fix)
+
+
+def _apply(operator: Operator, call: Call) -> Result | list[Result]:
+    if not call.layouts:
+        return None
+    if operator.rule is None:
+        raise Mixing(
+            f"persample has no layout rule for {operator.name}",
+            LOOP,
+        )
+    try:
+        return _fitting(operator.rule(call), call)
+    except Mixing:
+        raise
+    except Exception as error:  # a rule that cannot cope proves nothing
+        raise Mixing(
+            f"the layout rule of {operator.name} could not follow this call "
+            f"({type(error).__name__}: {error})"
+        ) from error
+
+
+def _fitting(result: Result | list[Result], call: Call) -> Result | list[Result]:
+    """The same, if ids can be expanded to the results they are of."""
+    each = result if isinstance(result, list) else [result]
+    if not any(isinstance(state, Layout) and state.ids is not None for state in each):
+        return result
+    outs = outputs(call.out)
+    each = each if isinstance(result, list) else each * len(outs)
+    for out, state in zip(outs, each, strict=False):
+        if isinstance(state, Layout) and state.ids is not None:
+            pairs = zip(state.ids.shape, out.shape, strict=False)
+            if state.ids.dim() != out.dim() or any(a not in (1, b) for a, b in pairs):
+                raise Mixing(f"{call.name}: an axis that holds samples changes its size")
+    return result
+
+
+def _special(operator: Operator, call: Call, coloured: Coloured) -> Result | list[Result]:
+    """Some argument is mixed, a sum over samples, or coupled to the whole batch."""
+    live: Coloured = []
+    chosen: Coloured = []
+    for tensor, state in coloured:
+        if isinstance(state, Constant) or _is_size(operator, call, tensor):
+            continue
+        if operator.routes and not isinstance(state, Layout) and not tensor.requires_grad:
+            index = operator.constant or not (call.args and tensor is call.args[0])
+            if index and not (tensor.is_floating_point() or tensor.is_complex()):
+                chosen.append((tensor, state))  # an index: what it chooses is read off its values
+                continue
+        live.append((tensor, state))
+    if all(isinstance(state, Layout) and state.coupled is None for _, state in live):
+        if chosen and not live and not operator.constant:  # constants, by the whole batch
+            return Mixed(_first_reason(chosen, operator, call))
+        if chosen and operator.name in CHOOSES:
+            return _coupled(operator, call, live, _first_reason(chosen, operator, call))
+        return _apply(operator, call)
+    if operator.name in _SCALES:
+        return _scaled(operator, call, live)
+    if not operator.linear or any(isinstance(state, Mixed) for _, state in live):
+        return Mixed(_first_reason(live, operator, call))
+    if all(isinstance(state, Additive) for _, state in live):
+        return _sum_of(live)
+    if all(isinstance(state, Layout) for _, state in live):
+        return _coupled(operator, call, live, None)
+    if _adds_numbers(operator, call):
+        return _sum_of(live)
+    return Mixed(_first_reason(live, operator, call))
+
+
+def _adds_numbers(operator: Operator, call: Call) -> bool:
+    """``total = total + loss``: numbers of single samples, or sums of such, are added up."""
+    return operator.name in _SUMS and isinstance(call.out, Tensor) and call.out.dim() == 0
+
+
+def _sum_of(live: Coloured) -> Additive:
+    return Additive(next((_coupling(s) for _, s in live if _coupling(s)), None))
+
+
+def _is_size(operator: Operator, call: Call, tensor: Tensor) -> bool:
+    """Whether a result takes a number for its shape from a tensor: like ``int(tensor)``."""
+    shapes = operator.name == "one_hot" or (operator.aliasing and operator.name not in CHOOSES)
+    if not shapes or tensor.dim() > 0:
+        return False
+    number = not (tensor.is_floating_point() or tensor.is_complex())
+    return number and not (call.args and tensor is call.args[0])
+
+
+def _coupling(state: State) -> Reason | None:
+    return state.coupled if isinstance(state, (Layout, Additive)) else None
+
+
+def _first_reason(live: Coloured, operator: Operator, call: Call) -> Reason:
+    for _, state in live:
+        if isinstance(state, Mixed):
+            return state.reason
+        if isinstance(state, (Layout, Additive)) and state.coupled is not None:
+            return state.coupled
+    why = "a sum over samples is used again, so that samples influence each other"
+    return reason(operator, call, Mixing(why))
+
+
+def _scaled(operator: Operator, call: Call, live: Coloured) -> Result | list[Result]:
+    """A product or quotient: per-sample values may be scaled by a number of the whole batch."""
+    mixed = Mixed(_first_reason(live, operator, call))
+    grads = [pair for pair in live if pair[0].requires_grad]
+    if len(grads) > 1 or any(id(t) == _denominator(call) for t, _ in grads):
+        return mixed
+    main = (grads or [p for p in live if isinstance(p[1], Layout)] or live)[0]
+    if id(main[0]) == _denominator(call) and not isinstance(main[1], Layout):
+        return mixed
+    others = [pair for pair in live if pair[0] is not main[0]]
+    scalars = [pair for pair in others if not isinstance(pair[1], Layout)]
+    if isinstance(main[1], Mixed) or any(t.numel() != 1 for t, _ in scalars):
+        return mixed
+    if isinstance(main[1], Additive):
+        if len(scalars) < len(others):
+            return mixed
+        return Additive(mixed.reason if scalars else main[1].coupled)
+    layered = [pair for pair in live if isinstance(pair[1], Layout)]
+    return _coupled(operator, call, layered, mixed.reason if scalars else None)
+
+
+def _denominator(call: Call) -> int | None:
+    return id(call.arg(1, "other")) if call.name in ("div", "divide", "true_divide") else None
+
+
+def _coupled(
+    operator: Operator, call: Call, live: Coloured, why: Reason | None
+) -> Result | list[Result]:
+    """The rule on plain layouts, and the memory that values depend on the whole batch."""
+    layouts = dict(call.layouts)
+    for tensor, state in live:
+        if isinstance(state, Layout):
+            layouts[id(tensor)] = state.plain()
+            why = why or state.coupled
+    inner = Call(call.name, call.func, call.args, call.kwargs, call.out, layouts, call.n)
+    result = _apply(operator, inner)
+    if isinstance(result, list):
+        return [_tag(r, why) for r in result]
+    return _tag(result, why)
+
+
+def _tag(state: Result, why: Reason | None) -> Result:
+    if isinstance(state, Layout):
+        return state.with_coupling(why)
+    if isinstance(state, Additive):
+        return Additive(why)
+    return state
+
+
+def outputs(out: Any) -> list[Tensor]:
+    """The tensors among an operator's results, in order."""
+    found: list[Tensor] = []
+    collect(out, found)
+    return found

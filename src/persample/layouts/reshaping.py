@@ -1,0 +1,103 @@
+"""Colours through a change of shape, in as few axes as tell them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .layout import Layout, Shape, closed, explicit, ids_of
+
+
+def reshape(layout: Layout, old: Shape, new: Shape, n: int, device: torch.device) -> Layout:
+    """Follow a reshape (row-major order is kept)."""
+    if 0 in new:  # nothing to colour; keep an empty axis for an empty batch
+        return closed(next(d for d, size in enumerate(new) if size == 0))
+    if layout.ids is not None:
+        return _reshape_ids(layout.ids, old, new, n)
+    stride = layout.inner
+    for d in range(layout.axis + 1, len(old)):
+        stride *= old[d]
+    post = 1
+    for d in range(len(new) - 1, -1, -1):
+        if stride % post == 0:
+            inner = stride // post
+            if new[d] % (inner * n) == 0 and inner * n <= new[d]:
+                return closed(d, inner)
+        post *= new[d]
+    return _reshape_ids(ids_of(layout, old, n, device), old, new, n)
+
+
+def _reshape_ids(ids: Tensor, old: Shape, new: Shape, n: int) -> Layout:
+    """Regroup axes; only groups in which the colour changes are written out."""
+    pieces: list[int] = []
+    view: list[int] = []
+    for olds, news in _groups(old, new):
+        mine = [ids.size(d) for d in olds]
+        if all(size == 1 for size in mine):
+            view += [1] * len(news)
+            pieces += [1] * len(olds)
+        else:
+            view += [new[d] for d in news]
+            pieces += [old[d] for d in olds]
+    full = ids.expand(pieces).reshape(view)
+    return explicit(squeeze_colours(full, n), n)
+
+
+def squeeze_colours(ids: Tensor, n: int) -> Tensor:
+    """Shrink to size one every axis along which the colour does not change.
+
+    -1 takes the colour of its neighbours only where that leaves every sample a place of its own:
+    a buffer that holds rows of some samples so far may be given the others' rows later.
+    """
+    for d in range(ids.dim()):
+        if ids.size(d) > 1:
+            if ids.stride(d) == 0:
+                ids = ids.narrow(d, 0, 1)
+                continue
+            top = ids.amax(d, keepdim=True)
+            same = ids == top
+            if bool(same.all()) or (
+                bool((same | (ids < 0)).all())
+                and torch.unique(top).numel() == n
+                and bool((top >= 0).all())
+            ):
+                ids = top
+    return _on_one_axis(ids, n)
+
+
+def _on_one_axis(ids: Tensor, n: int) -> Tensor:
+    """One axis that tells all colours, where -1 fills up rows and columns of the others."""
+    wide = [d for d, size in enumerate(ids.shape) if size > 1]
+    if len(wide) < 2 or not bool((ids < 0).any()):
+        return ids
+    for axis in wide:
+        top = ids.amax([d for d in wide if d != axis], keepdim=True)
+        if bool((top >= 0).all()) and torch.unique(top).numel() == n:
+            if bool(((ids == top) | (ids < 0)).all()):
+                return top
+    return ids
+
+
+def _groups(old: Shape, new: Shape) -> list[tuple[list[int], list[int]]]:
+    """Split both shapes into the smallest runs of axes with equal products."""
+    groups: list[tuple[list[int], list[int]]] = []
+    i = j = 0
+    while i < len(old) or j < len(new):
+        olds: list[int] = []
+        news: list[int] = []
+        a = b = 1
+        if i < len(old):
+            olds.append(i)
+            a, i = old[i], i + 1
+        if j < len(new):
+            news.append(j)
+            b, j = new[j], j + 1
+        while a != b:
+            if (a < b and i < len(old)) or j >= len(new):
+                olds.append(i)
+                a, i = a * old[i], i + 1
+            else:
+                news.append(j)
+                b, j = b * new[j], j + 1
+        groups.append((olds, news))
+    return groups

@@ -1,0 +1,144 @@
+"""Products in which zeros keep samples apart: block-diagonal graphs, attention masks of a pack.
+
+What is multiplied by a constant zero has no influence and receives no gradient. Whether a constant
+is zero is read off its values: where samples meet by an operator's shapes alone, this looks closer.
+A zero times what is not finite is not zero: the caller sees to that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import Mixing
+from .call import Call
+from .families.contraction import Places, einsum_places, product
+from .layout import Constant, Layout, State, ids_of
+from .operators import Operator
+
+ZEROS = frozenset(("matmul", "mm", "bmm", "einsum", "scaled_dot_product_attention"))
+
+
+def apart_by_zeros(
+    operator: Operator, args: Sequence[Any], kwargs: dict[str, Any], out: Any,
+    coloured: Sequence[tuple[Tensor, State]], n: int,
+) -> Layout | None:  # fmt: skip
+    """The layout of a product of samples and a constant, if its zeros keep samples apart."""
+    layouts: dict[int, Layout] = {}
+    for tensor, state in coloured:
+        if isinstance(state, Layout) and state.coupled is None:
+            layouts[id(tensor)] = state
+        elif not isinstance(state, Constant) or tensor.requires_grad:
+            return None
+    call = Call(operator.name, lambda: None, args, kwargs, out, layouts, n)
+    try:
+        if operator.name == "scaled_dot_product_attention":
+            return _attention(call)
+        return _product(call)
+    except (Mixing, RuntimeError, IndexError):  # a rule that cannot cope proves nothing
+        return None
+
+
+def _constant(call: Call, tensor: Any) -> bool:
+    """Whether a tensor's values are the same for whatever the samples and parameters are."""
+    strided = isinstance(tensor, Tensor) and tensor.layout is torch.strided
+    return strided and call.layout(tensor) is None and not tensor.requires_grad
+
+
+def _product(call: Call) -> Layout | None:
+    """Two factors, one of them constant: an element is of the samples that it is made of."""
+    if call.name == "einsum":
+        terms = call.args[1] if isinstance(call.args[1], (list, tuple)) else call.args[1:]
+        if len(terms) != 2 or not isinstance(call.args[0], str):
+            return None
+        operands = einsum_places(call.args[0], terms, call.out)
+    else:
+        a, b = call.arg(0, "input", "self"), call.arg(1, "other", "mat2")
+        operands = product(call, a, b, call.out)
+    (first, _), (second, _) = operands
+    if _constant(call, second):
+        first, second = second, first
+    layout = call.layout(second)
+    if layout is None or not _constant(call, first) or bool(first.all()):
+        return None
+    if len(layout.axes) != 1 or not bool(second.isfinite().all()):
+        return None
+    return _read(call, first, second, layout, operands)
+
+
+def _read(
+    call: Call, constant: Tensor, data: Tensor, layout: Layout, operands: list[tuple[Any, Places]]
+) -> Layout | None:
+    """Run the product on where the constant is not zero, and on who is where on the data's axis."""
+    places = {id(tensor): where for tensor, where in operands}
+    if places[id(data)][layout.axes[0]] is not None:
+        return None
+    ids = ids_of(layout, data.shape, call.n, data.device)
+    where, known = constant.ne(0).double(), ids.clamp(min=0).double()
+    counts, sums, squares = (
+        _run(call, [t for t, _ in operands], {id(constant): where, id(data): values})
+        for values in ((ids >= 0).double(), known, known.square())
+    )
+    sample = (sums / counts.clamp(min=1)).round()
+    # all numbers are the same if their sum and the sum of their squares are as if they were
+    if bool((sums != counts * sample).any()) or bool((squares != counts * sample.square()).any()):
+        return None
+    return Layout(0, 1, _thin(torch.where(counts > 0, sample.to(torch.long), -1)))
+
+
+def _run(call: Call, tensors: Sequence[Tensor], values: dict[int, Tensor]) -> Tensor:
+    """The same product of other values."""
+    factors = [values[id(tensor)].expand(tensor.shape) for tensor in tensors]
+    return torch.einsum(call.args[0], factors) if call.name == "einsum" else torch.matmul(*factors)
+
+
+def _thin(colours: Tensor) -> Tensor:
+    """One element of every axis along which all are the same."""
+    for d in range(colours.dim()):
+        first = colours.narrow(d, 0, 1)
+        if colours.shape[d] > 1 and bool((colours == first).all()):
+            colours = first
+    return colours
+
+
+def _attention(call: Call) -> Layout | None:
+    """A query is of the sample whose keys its mask leaves to it."""
+    q, k, v = call.arg(0, "query"), call.arg(1, "key"), call.arg(2, "value")
+    mask, rows = call.arg(3, "attn_mask"), call.out.dim() - 2
+    if mask is None or call.arg(5, "is_causal", default=False) or not _constant(call, mask):
+        return None
+    found = [_rows(call, t) for t in (q, k, v)]
+    if any(ids is None for ids in found) or not torch.equal(found[1], found[2]):  # type: ignore[arg-type]
+        return None
+    if not all(bool(t.isfinite().all()) for t in (q, k, v)) or not _outweighed(q, k, mask):
+        return None
+    queries, keys = found[0], found[1]
+    assert queries is not None
+    assert keys is not None
+    open_ = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+    other = queries.view(-1, 1) != keys.view(1, -1)
+    if bool((open_ & other).any()) or not bool(open_.any(-1).all()):
+        return None
+    view = [1] * call.out.dim()
+    view[rows] = -1
+    return Layout(rows, 1, queries.view(view))
+
+
+def _outweighed(q: Tensor, k: Tensor, mask: Tensor) -> bool:
+    """Whether no product of a query and a key comes near what closes a mask of numbers."""
+    if mask.dtype == torch.bool:
+        return True
+    sizes = [torch.linalg.vector_norm(t.double(), dim=-1).max() for t in (q, k)]
+    return bool(sizes[0] * sizes[1] < torch.finfo(mask.dtype).max ** 0.5)
+
+
+def _rows(call: Call, tensor: Tensor) -> Tensor | None:
+    """Whose each row is, where all of them are somebody's and nothing else tells samples apart."""
+    layout, axis = call.layout(tensor), tensor.dim() - 2
+    if layout is None or layout.axes != (axis,):
+        return None
+    ids = ids_of(layout, tensor.shape, call.n, tensor.device).flatten()
+    return None if bool((ids < 0).any()) else ids

@@ -1,0 +1,85 @@
+"""Whose rows are that no sample wrote: padding, tokens, places of samples without rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .layout import Layout, Shape, by_position, ids_of
+
+
+def settled(
+    states: Any, n: int, patterns: Sequence[Tensor], shape: Shape, *, more_to_come: bool
+) -> tuple[Any, Tensor | None]:
+    """Rows of nobody become some sample's where a parameter meets them; and which were guessed.
+
+    They are whose the user's own ids (``patterns``) say, or that sample's whose rows they were
+    joined to (padding, a token), or whose position it is. Constants may be coloured freely, but a
+    sum of losses, or losses in another order, would count a wrong guess for the wrong sample:
+    gradients of guessed rows are taken only if losses are in the samples' order, so that each row
+    is the gradient of the loss in its place. Where ``more_to_come``, rows stay nobody's.
+    """
+    if states.__class__ is not Layout or states.ids is None:
+        return states, None
+    ids = states.ids
+    nobody = ids < 0
+    if not bool(nobody.any()):
+        return states, None
+    if bool(nobody.all()):
+        found = None if more_to_come else _unclaimed(ids, n, patterns, shape)
+    else:
+        found = _declared(ids, patterns)
+    if found is None and not more_to_come and not bool(nobody.all()):
+        hinted = torch.where(ids < -1, -2 - ids, ids)
+        found = _the_only(hinted) if bool((hinted < 0).any()) else hinted
+        if found is None:
+            guess = by_position(hinted, n)
+            found = None if guess is None else ids_of(guess, ids.shape, n, ids.device)
+    if found is None:
+        return states, None
+    axis = next((d for d, size in enumerate(found.shape) if size > 1), 0)
+    return Layout(axis, 1, found, states.coupled), nobody
+
+
+def _unclaimed(ids: Tensor, n: int, patterns: Sequence[Tensor], shape: Shape) -> Tensor | None:
+    """Where every row is nobody's: as the user numbers rows, or one for each sample."""
+    rows = shape[0] if shape else 0
+    orders = patterns or [torch.arange(n, device=ids.device)]
+    for order in orders:
+        if rows == order.numel() > 0:
+            return order.to(ids.device).view(-1, *[1] * (len(shape) - 1))
+    return None
+
+
+def _declared(ids: Tensor, patterns: Sequence[Tensor]) -> Tensor | None:
+    """The user's own ids, where these are theirs or nobody's."""
+    if sum(size > 1 for size in ids.shape) == 1:
+        rows = ids.flatten()
+        for pattern in patterns:
+            if pattern.shape == rows.shape and bool(((rows == pattern) | (rows < 0)).all()):
+                return pattern.view_as(ids)
+    return None
+
+
+def _the_only(ids: Tensor) -> Tensor | None:
+    """All of it one sample's, if what is known is."""
+    known = ids[ids >= 0]
+    return known[:1].reshape((1,) * ids.dim()) if bool((known == known[0]).all()) else None
+
+
+def in_order(layout: Layout, shape: Shape, n: int, patterns: Sequence[Tensor]) -> bool:
+    """Whether losses on axis 0 are one for each sample, in order, or are in that of the ids."""
+    if n == 1 or not shape or layout.axes != (0,):
+        return n == 1
+    if layout.ids is None and not patterns:
+        return shape[0] == n and layout.inner == 1
+    device = torch.device("cpu") if layout.ids is None else layout.ids.device
+    rows = ids_of(layout, shape, n, device).flatten()
+    orders = [torch.arange(n), *patterns]
+    return any(
+        rows.shape == order.shape and bool(((rows == order.to(device)) | (rows < 0)).all())
+        for order in orders
+    )

@@ -1,0 +1,297 @@
+"""One torch call inside a recording: who takes part in it, and where the samples go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from ..autograd_graph import GraphNode
+from ..backward.passes import Passes
+from ..backward.user_backward import ENGINE, expect_reached, run_backward, run_grad, run_nested
+from ..errors import Reason, from_torch, from_us, here
+from ..guards.guards import Guards
+from ..layouts import COND, SET_DATA, ZEROS, Operator, apart_by_zeros, collect
+from ..layouts.layout import CONSTANT, Additive, Constant, Earlier, Layout, Mixed, State
+from ..modes import entered, kept
+from ..uses.context import Context
+from ..uses.tensor_states import Derived, same, unseen
+from .broadcast_parameters import NOTHING, Repeats
+from .layout_memory import layouts_of
+from .result_states import Marking
+from .roles import Coloured, Roles, Sorting, Transformed
+from .use_capture import capture_use, not_per_sample
+from .user_code.custom_functions import CustomFunctions
+from .user_code.tensor_hooks import follow_hook
+
+
+class Dispatch:
+    """Handles every call that the recorder's mode sees."""
+
+    def __init__(
+        self, context: Context, guards: Guards, passes: Passes, custom: CustomFunctions
+    ) -> None:
+        self._context, self._guards, self._passes, self._custom = context, guards, passes, custom
+        self._states, self._table = context.states, context.states.table
+        self._slots, self._lean = context.parameters.slots, context.options.lean
+        self._entering: list[Any] = []
+        self._marking, self._sorted = Marking(context, guards), Sorting(context)
+        self._repeats = Repeats(context, guards)
+
+    def clear(self) -> None:
+        """Forget every tensor."""
+        self._repeats.clear()
+
+    def handle(
+        self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        """Any call that is not a mere look at an attribute."""
+        if self._lean and self._context.backward.receiving:  # a recomputation, perhaps
+            self._guards.comparison.guarded = True
+        if operator.graph:
+            found = self._of_the_graph(operator, func, args, kwargs)
+            if found is not NOTHING:
+                return found
+        if operator.enter and func not in self._entering and not operator.straight(args, kwargs):
+            return self._enter(func, args, kwargs)
+        self._states.batches = 0
+        try:
+            roles = self._sorted(operator, args, kwargs)
+        except Transformed:  # what comes out of the transform is nobody's
+            self._context.user_code.transforming = True
+            return func(*args, **kwargs)
+        owned, wanted = roles.owned, torch.is_grad_enabled()
+        self._states.batches = roles.all_batches()
+        if roles.coloured:
+            if wanted:
+                self._custom.leave()
+            else:
+                self._custom.read(roles.coloured)
+        if roles.loose and wanted and (owned or self._lean):
+            self._guards.constants_met(roles.loose, derived=bool(owned) and not roles.data)
+        if not owned:
+            if not roles.coloured:
+                if operator.name == "data":
+                    self._states.alias(args[0])
+                return func(*args, **kwargs)
+            return self._data(operator, func, args, kwargs, roles)
+        if not wanted and self._context.parameters.partial:
+            expect_reached(self._context, owned)
+        if not roles.data or (roles.key is None and self._of_nobody(roles)):
+            return self._derive(operator, func, args, kwargs, roles)
+        if not wanted:
+            return self._data(operator, func, args, kwargs, roles)
+        return self._use(operator, func, args, kwargs, roles)
+
+    def _use(
+        self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any],
+        roles: Roles,
+    ) -> Any:  # fmt: skip
+        """A parameter interacts with samples."""
+        if self._repeats.known:
+            found = self._repeats.met(operator, func, args, kwargs, roles)
+            if found is not NOTHING:
+                return found
+            self._states.batches = roles.all_batches()
+        if roles.key is None:
+            bad = not_per_sample(operator, roles.coloured)
+            if bad is not None:
+                out = func(*args, **kwargs)
+                result, written = args[0] if operator.inplace else out, operator.inplace
+                self._marking.store(operator, result, bad, roles.coloured, written=written)
+                return out
+        return capture_use(self._context, operator, func, args, kwargs, roles)
+
+    def _of_nobody(self, roles: Roles) -> bool:
+        """Whether no element of the data is a sample's: then they are constants, and say so.
+
+        Relations without edges, places that nothing was added to. What has a history may be of
+        parameters that met constant rows, and has to be followed.
+        """
+        if not self._states.n or not all(_nobodys(t, s) for t, s in roles.coloured):
+            return False
+        roles.coloured = [(tensor, CONSTANT) for tensor, _ in roles.coloured]
+        roles.data = False
+        return True
+
+    def _of_earlier_steps(self, coloured: Coloured, out: Any) -> Any:
+        """The states of what was computed from an earlier step's tensors and constants alone.
+
+        What keeps their graph cannot be followed, like them; the rest (``detach()``,
+        ``zeros_like``) is a constant, like any tensor from outside.
+        """
+        earlier = next((state for _, state in coloured if isinstance(state, Earlier)), None)
+        if earlier is None or not all(isinstance(s, (Earlier, Constant)) for _, s in coloured):
+            return NOTHING
+        if any(self._context.written.holds(tensor) for tensor, _ in coloured):
+            return NOTHING  # through .data, perhaps
+        outs: list[Tensor] = []
+        collect(out, outs)
+        return [earlier if tensor.requires_grad else None for tensor in outs]
+
+    def _of_the_graph(
+        self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        """Dispatch that build, read or run the graph, or choose a branch of it."""
+        if func in ENGINE:
+            return self._engine(func, args, kwargs)
+        if operator.name == "grad_fn":
+            return self._node(func, args[0])
+        if func is Tensor.register_hook:
+            self._leaves_its_module(args[0])
+            self._repeats.exposed(args[0])
+            hook = follow_hook(self._context, self._guards.numbers, *args, **kwargs)
+            return func(args[0], hook)  # type: ignore[no-untyped-call]
+        if operator.name == SET_DATA:
+            return self._exchange(func, *args)
+        if operator.name == COND:
+            return self._branch(*args, **kwargs)
+        return NOTHING
+
+    def _node(self, func: Any, tensor: Tensor) -> Any:
+        """``tensor.grad_fn``: itself for torch's own code (modules' hooks), else to look at only.
+
+        Whoever is given the node may hook it, and those behind it.
+        """
+        node = func(tensor)
+        if node is None or from_us():
+            return node
+        if not from_torch():
+            return GraphNode(node)
+        self._context.user_code.exposed = True
+        self._repeats.exposed(tensor, graph=True)
+        return node
+
+    # ------------------------------------------------------------------ ways to run it
+
+    def _leaves_its_module(self, tensor: Tensor) -> None:
+        """fully_shard hooks what its modules return; a tensor derived from parameters is lost."""
+        spread = self._context.processes
+        if (
+            spread is not None
+            and spread.sharded
+            and isinstance(self._context.look(tensor), Derived)
+        ):
+            why = "it is derived from parameters whose memory is freed when their module returns"
+            fix = "compute it where it is used, or shard both modules as one group"
+            reason = Reason("fully_shard", why, (tuple(tensor.shape),), here(), fix)
+            self._states.put(tensor, Mixed(reason))
+
+    def _exchange(self, func: Any, tensor: Tensor, value: Tensor) -> None:
+        """``tensor.data = value``: the samples are where the value has them, the graph is not."""
+        func(tensor, value)
+        known, state = self._table.get(id(tensor)), self._context.look(value)
+        if not isinstance(state, (Layout, Additive, Mixed)):
+            return
+        if id(tensor) in self._slots:
+            self._states.put(tensor, unseen("its .data was exchanged for data of the samples"))
+            return
+        if known is None or not same(known.state, state):
+            if tensor.requires_grad:
+                state = unseen("its .data was exchanged for data with samples elsewhere")
+            self._states.put(tensor, state)
+
+    def _enter(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Run a Python function of torch with the recorder watching its body.
+
+        A C function may report itself under the name of the Python function that calls it; met
+        again inside, the name means the C function.
+        """
+        self._entering.append(func)
+        try:
+            with self._context.mode:
+                return entered(func)(*args, **kwargs)
+        finally:
+            self._entering.pop()
+
+    def _branch(self, chosen: Any, first: Any, second: Any, operands: Any) -> Any:
+        """``torch.cond``: run one of the branches, as Python does."""
+        with self._context.mode:
+            return (first if chosen else second)(*operands)
+
+    def _engine(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """``loss.backward()`` and ``torch.autograd.grad`` inside the block."""
+        if func is torch.autograd.grad:
+            return run_grad(self._context, args, kwargs)
+        if self._context.backward.busy:
+            run_nested(self._context, func, args, kwargs)
+        else:
+            run_backward(self._passes, self._context, args, kwargs)
+        return None
+
+    def _data(
+        self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any],
+        roles: Roles,
+    ) -> Any:  # fmt: skip
+        """No parameter is involved, or no gradient is wanted: run, then follow the samples."""
+        seen = tuple(args)
+        if operator.inplace and operator.aliasing:  # the shape before the call matters
+            before = args[0].detach()
+            seen = (before, *args[1:])
+            roles.coloured = [(before if t is args[0] else t, s) for t, s in roles.coloured]
+        out = func(*args, **kwargs)
+        result = args[0] if operator.inplace and args else out
+        n, states = self._states.n or 0, cast(Any, NOTHING)
+        if roles.key is None and not roles.owned:
+            states = self._of_earlier_steps(roles.coloured, result)
+        if states is NOTHING:
+            states = layouts_of(n, operator, func, seen, kwargs, result, roles)
+        plain = roles.key is not None and states.__class__ is Layout
+        if plain and result.__class__ is Tensor and "out" not in kwargs:
+            like = None
+            if operator.aliasing:
+                like = self._marking.memory(operator, result, roles.coloured[0][0])
+            self._states.put(result, states, like)
+        else:
+            if operator.name in ZEROS and isinstance(states, (Additive, Mixed)):
+                states = self._by_zeros(operator, seen, kwargs, result, roles) or states
+            written = operator.inplace or "out" in kwargs
+            self._marking.store(operator, result, states, roles.coloured, written=written)
+        return out
+
+    def _by_zeros(
+        self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any,
+        roles: Roles,
+    ) -> Layout | None:  # fmt: skip
+        """A product in which samples meet by its shapes, but not by its values."""
+        if roles.owned:
+            return None
+        n = self._states.n or 0
+        found = apart_by_zeros(operator, args, kwargs, out, roles.coloured, n)
+        if found is not None:
+            tensors: list[Tensor] = []
+            collect([*args, *kwargs.values()], tensors)
+            samples = {id(t) for t, state in roles.coloured if isinstance(state, Layout)}
+            self._guards.separated_by_zeros(
+                operator.name,
+                [t for t in tensors if out.requires_grad and id(t) not in samples],
+                out,
+                masks=operator.name == "scaled_dot_product_attention",
+            )
+        return found
+
+    def _derive(
+        self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any],
+        roles: Roles,
+    ) -> Any:  # fmt: skip
+        """Parameters and constants only: the result is derived from parameters."""
+        derived = self._marking.derived(operator, args, kwargs, roles.owned)
+        random = self._repeats.random_state(operator, roles.owned)
+        with kept():
+            out = func(*args, **kwargs)
+        result = args[0] if operator.inplace and args else out
+        self._marking.derive(operator, result, kwargs, derived, roles)
+        if derived.selected and (random is None or not random.changed()):
+            constants = [*roles.loose, *(t for t, _ in roles.coloured)]
+            self._repeats.note(operator, func, args, kwargs, out, roles.owned, constants)
+        return out
+
+
+def _nobodys(tensor: Tensor, state: State) -> bool:
+    """Whether a tensor holds constants alone (one without elements is as good as data)."""
+    if isinstance(state, Layout) and state.ids is not None and state.coupled is None:
+        plain = not tensor.requires_grad and tensor.numel() > 0
+        return plain and bool((state.ids < 0).all())
+    return isinstance(state, Constant)

@@ -1,0 +1,162 @@
+"""The recorder: sees every torch call while its block is open."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode
+
+from ..backward.collector import Collector
+from ..backward.consumers.kept import Kept
+from ..backward.consumers.lean import Lean
+from ..backward.consumers.protocol import Consumer
+from ..backward.passes import Passes
+from ..distributed import spread
+from ..errors import UsageError
+from ..guards.guards import Guards, guards_of
+from ..inputs.inputs import Inputs
+from ..layouts import Operator, find
+from ..modes import above, below
+from ..uses.context import Context
+from ..uses.options import Options
+from ..uses.parameters import Parameters, Params, modules_of
+from .compiled_code import as_before, eagerly
+from .dispatch import Dispatch
+from .lookup import Lookup
+from .tensor_subclasses import overridden, override
+from .user_code.custom_functions import CustomFunctions
+
+# every open recording and the ids of its modules, which it keeps alive
+_LOCK = threading.RLock()  # a collected recording may be released inside
+_OPEN: list[tuple[weakref.ref[Recording], set[int]]] = []
+
+
+Intercept = Callable[[Operator, Any, Sequence[Any], dict[str, Any]], Any]
+
+
+class Mode(TorchFunctionMode):
+    """Receives every torch call; ``calls`` decides what it is, after ``intercept`` had a look."""
+
+    def __init__(self, context: Context, guards: Guards, calls: Dispatch, lookup: Lookup) -> None:
+        super().__init__()
+        self._calls = calls
+        self.intercept: Intercept | None = None
+        self._context, self._numbers, self._lookup = context, guards.numbers, lookup
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if types and overridden(types) and torch._C._is_torch_function_enabled():
+            seen = self._lookup.overriding
+            return override(self._context, seen, func, types, args, kwargs or {})
+        operator = find(func)
+        if self.intercept is not None and not operator.ignore:
+            found = self.intercept(operator, func, args, kwargs or {})
+            if found is not NotImplemented:
+                return found
+        if operator.takes and self._context.backward.busy:
+            self._numbers.note(operator.name, args)
+        if operator.ignore:
+            return func(*args, **(kwargs or {}))
+        return self._calls.handle(operator, func, args, kwargs or {})
+
+
+class Recording:
+    """Everything that takes part in one recording, wired together."""
+
+    def __init__(
+        self, model: nn.Module, options: Options, *, params: Params, n: int | None,
+        constants: Sequence[str | int | Tensor], sample_ids: Tensor | None,
+    ) -> None:  # fmt: skip
+        modules = modules_of(model)
+        parameters = Parameters(model, params, modules, all_grads=options.grad)
+        self.modules = [module for _, module in modules]
+        self.context = context = Context(options, parameters, spread(model), n)
+        self.guards = guards = guards_of(context)
+        self.inputs = Inputs(context, constants=constants, sample_ids=sample_ids)
+        consumer: Consumer = Kept()
+        if options.ahead is not None:
+            consumer = Lean(options.ahead, options.budget, options.grad)
+        self.collector = context.receiver = Collector(context, guards, consumer)
+        self.passes = Passes(context, self.inputs, self.collector, guards)
+        self._custom = CustomFunctions(context, guards.numbers)
+        context.look = lookup = Lookup(context, self._custom, guards.numbers, modules)
+        self._calls = Dispatch(context, guards, self.passes, self._custom)
+        self._mode = context.mode = Mode(context, guards, self._calls, lookup)
+        self._entered = False
+
+    def intercept(self, function: Intercept) -> None:
+        """Let a function answer calls first; NotImplemented leaves them to the recorder."""
+        self._mode.intercept = function
+
+    @property
+    def mode(self) -> TorchFunctionMode:
+        """Sees every torch call while the block is open."""
+        return self._mode
+
+    # ------------------------------------------------------------------ life
+
+    def open(self) -> None:
+        """Begin to see every torch call."""
+        if self._entered:
+            raise UsageError("a recorder can be entered once", fix="call persample.record again")
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            raise UsageError(
+                "persample.record cannot run inside a torch.func transform or a compiled function",
+                why="these replace the tensors that the recorder follows",
+                fix="record outside the transform",
+            )
+        processes, parameters = self.context.processes, self.context.parameters
+        if processes is not None:
+            processes.check(parameters.selected.values(), loop=self.context.options.loop)
+            parameters.homes = list(processes.homes().values())
+        self._claim({id(module) for module in self.modules})
+        self._entered = True
+        try:
+            eagerly(self)
+            self.inputs.install(self.modules)
+            modes = below(self._mode)
+            self._mode.__enter__()
+            above(modes)
+        except BaseException:
+            self._leave()
+            raise
+
+    def _claim(self, modules: set[int]) -> None:
+        """Refuse a model that is being recorded already."""
+        with _LOCK:  # recordings of several threads
+            _OPEN[:] = [(owner, ids) for owner, ids in _OPEN if owner() is not None]
+            if any(not modules.isdisjoint(ids) for _, ids in _OPEN):
+                raise UsageError(
+                    "this model is being recorded already",
+                    fix="leave the first block, or record the parts separately",
+                )
+            _OPEN.append((weakref.ref(self), modules))
+
+    def close(self, kind: Any, value: Any, trace: Any) -> None:
+        """Stop seeing torch calls."""
+        try:
+            others = []
+            while _get_current_function_mode_stack()[-1] is not self._mode:
+                others.append(_pop_mode())  # open around the block, or left open inside it
+            self._mode.__exit__(kind, value, trace)
+            above(others)
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        as_before(self)
+        self.inputs.remove()
+        with _LOCK:
+            _OPEN[:] = [(owner, ids) for owner, ids in _OPEN if owner() not in (None, self)]
+
+    def release(self) -> None:
+        """Forget every tensor."""
+        self._custom.clear()
+        self.context.release()
+        self.guards.clear()
+        self._calls.clear()
+        self.collector.consumer.clear()

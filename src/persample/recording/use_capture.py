@@ -1,0 +1,282 @@
+"""A parameter meets data: run the operator, tap its results, remember the use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from ..errors import Reason, here
+from ..layouts import Operator, collect
+from ..layouts.layout import CONSTANT, Additive, Constant, Layout, Mixed, State, closed
+from ..layouts.unowned_rows import settled
+from ..run_state import RandomState, current_autocast, fingerprint
+from ..uses.context import ANCHOR, Context
+from ..uses.operands import operand_of
+from ..uses.signature import Kind, Tapped, known, learn, taken_apart, tapped
+from ..uses.tap import Tap, hook, source
+from ..uses.tensor_states import Derived, same
+from ..uses.use import Use
+from .layout_memory import layouts_of
+from .recurrent import CELLS, cell, request, unroll
+from .roles import Coloured, Roles
+
+
+def capture_use(
+    context: Context, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any],
+    roles: Roles,
+) -> Any:  # fmt: skip
+    """One use. The native operator runs on the detached parameter (unless the graph is wanted).
+
+    What calls alike have in common is learned once; then every call runs the same way.
+    """
+    native = context.options.native
+    if operator.recurrent and not native:
+        found = _stepwise(context, operator.name, args, kwargs)
+        if found is not None:
+            return found
+    leaves, kind = _kind(operator, args, kwargs, roles)
+    operands = [operand_of(context, k, leaves[k]) for k in kind.mine]
+    unread = operator.additive and operator.name not in context.options.rules
+    if unread or operator.inplace:
+        saved = _kept_data(leaves, kind.data, unread=unread)
+    else:
+        saved = [leaves[k] for k in kind.data]
+    constants, target = kind.constants(leaves), leaves[0] if operator.inplace else None
+    if not native:
+        for operand in operands:
+            leaves[operand.position] = operand.value
+    if target is not None:  # run on a copy, give the target its value and history afterwards
+        leaves[0] = copy = leaves[0].clone()
+        roles.coloured = [(copy if t is target else t, s) for t, s in roles.coloured]
+    device = roles.owned[0].device
+    random = RandomState(device) if operator.random else None
+    call_args, call_kwargs = kind.template.call(leaves)
+    out = func(*call_args, **call_kwargs)
+    for operand in operands if unread else ():
+        if operand.name is None:  # computed from parameters, like the position of each token
+            operand.value = _stand_in(operand.value)
+    result = out if target is None else leaves[0]
+    use = Use(
+        context.ref, kind, func, constants, operands, here(3),
+        random if random is not None and random.changed() else None, current_autocast(device),
+        context.states.batches,
+    )  # fmt: skip
+    if kind.single is not None:
+        states: Any = kind.single.layouts[0]
+    else:
+        states = layouts_of(context.n or 0, operator, func, call_args, call_kwargs, result, roles)
+        states, use.guessed = _settled(context, operator, states, result)
+    followed = _tap(context, operator, use, result, states, saved)
+    if target is not None:
+        return _write_back(context, target, followed)
+    if roles.key is not None:
+        learn(roles.key, kind)
+    return followed
+
+
+def _settled(
+    context: Context, operator: Operator, states: Any, result: Any
+) -> tuple[Any, Tensor | None]:
+    """States in which rows of nobody are some sample's; and which of them were guessed."""
+    shape = result.shape if isinstance(result, Tensor) else ()
+    n, patterns = context.n or 0, context.patterns
+    return settled(states, n, patterns, shape, more_to_come=operator.inplace)
+
+
+def _kind(
+    operator: Operator, args: Sequence[Any], kwargs: dict[str, Any], roles: Roles
+) -> tuple[list[Any], Kind]:
+    """A call's leaves, and what is common to calls like it."""
+    seen = known(roles.key, operator.inplace, len(args))
+    if seen is not None:
+        return [*args, *kwargs.values()], seen
+    leaves, template = taken_apart(args, kwargs)
+    owned = {id(t) for t in roles.owned}
+    layouts = {id(t): s for t, s in roles.coloured if s.__class__ is Layout}
+    places = [k for k, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+    data = [k for k in places if id(leaves[k]) not in owned]
+    kind = Kind(
+        operator.name, template, [k for k in places if id(leaves[k]) in owned], data,
+        [layouts.get(id(leaves[k])) for k in data], operator.inplace,
+        [None] * len(leaves) if len(places) == len(leaves) else None,
+    )  # fmt: skip
+    return leaves, kind
+
+
+def _stepwise(context: Context, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """A recurrent operator by steps of our own; None where the native one must do."""
+    if name in CELLS:
+        return cell(context, name, args, kwargs)
+    asked = request(name, args, kwargs)
+    return None if asked is None else unroll(context, asked)
+
+
+def _kept_data(leaves: list[Any], data: list[int], *, unread: bool) -> list[Tensor]:
+    """What backward needs of the data: no values where no derivative reads them, else a copy."""
+    if unread:
+        return [_stand_in(leaves[k]) for k in data]
+    return [leaves[k].detach().clone() if k == 0 else leaves[k] for k in data]
+
+
+def _stand_in(tensor: Tensor) -> Tensor:
+    """The shape, dtype and device of data whose values no derivative needs."""
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return tensor
+    return tensor.detach().new_zeros(()).expand(tensor.shape)
+
+
+def not_per_sample(operator: Operator, coloured: Coloured) -> Mixed | None:
+    """Why a parameter cannot meet these data: they do not belong to one sample each."""
+    for tensor, state in coloured:
+        if isinstance(state, Constant):
+            continue
+        if isinstance(state, Layout):
+            if tensor.layout is not torch.strided:
+                why, fix = "a parameter meets samples in a sparse tensor", "to_dense() first"
+                return Mixed(Reason(operator.name, why, (tuple(tensor.shape),), here(), fix))
+            if state.coupled is None:
+                continue
+            return Mixed(state.coupled)
+        if operator.routes and not tensor.is_floating_point() and not tensor.requires_grad:
+            continue
+        if isinstance(state, Mixed):
+            return state
+        why = "parameters meet a sum over samples (a regulariser on parameters alone?)"
+        fix = "give the regulariser its own backward() after tape.set_grad(...)"
+        return Mixed(Reason(operator.name, why, (tuple(tensor.shape),), here(), fix))
+    return None
+
+
+def _tap(
+    context: Context, operator: Operator, use: Use, result: Any, states: Any, saved: list[Tensor]
+) -> Any:
+    """Put one node behind the results that have a layout, and mark all of them."""
+    wanted = False
+    for operand in use.operands:
+        wanted = wanted or operand.wanted
+    if states.__class__ is Layout and isinstance(result, Tensor):
+        made: Tensor | None = result
+        if wanted:
+            made = None if context.options.native else source(operator, result)
+        if made is not None:
+            if wanted:
+                use.tapped = _single(use.kind, states, result)
+                if context.expects:
+                    context.receiver.expect(use)
+                hook(use, result, made, saved)
+            context.states.put(result, states)
+            return result
+        if result.is_floating_point() or result.is_complex():
+            use.tapped = _single(use.kind, states, result)
+            (behind,) = _through_node(context, operator, use, [result], saved)
+            context.states.put(behind, states)
+            return behind
+    outs: list[Tensor] = []
+    collect(result, outs)
+    each = list(states) if isinstance(states, list) else [states] * len(outs)
+    each = [_checked(operator, out, state) for out, state in zip(outs, each, strict=True)]
+    # a result that is not followed is tapped too: a gradient that reaches it is refused
+    use.tapped = tapped(
+        [
+            (
+                k,
+                state if isinstance(state, Layout) else closed(0),
+                state.reason if isinstance(state, Mixed) else None,
+                out,
+            )
+            for k, (out, state) in enumerate(zip(outs, each, strict=True))
+            if state is not None and (out.is_floating_point() or out.is_complex())
+        ]
+    )
+    if use.tapped.results and wanted:
+        _through_node(context, operator, use, outs, saved)
+    for tensor, state in zip(outs, each, strict=True):
+        if state is not None:
+            context.states.put(tensor, state)
+        elif tensor.requires_grad:
+            context.states.put(tensor, CONSTANT)
+    return _rebuild(result, iter(outs))
+
+
+def _single(kind: Kind, layout: Layout, out: Tensor) -> Tapped:
+    """The only result, and it is tapped; calls alike have the like."""
+    found = kind.single
+    if found is None or found.dtypes[0] is not out.dtype:
+        found = kind.single = tapped([(0, layout, None, out)])
+    return found
+
+
+def _through_node(
+    context: Context, operator: Operator, use: Use, outs: list[Tensor], saved: list[Tensor]
+) -> list[Tensor]:
+    """The results, those that are tapped replaced by those of a node of our own."""
+    dirty = operator.fresh and len(outs) == 1
+    if dirty and outs[0]._base is not None:  # a view of a result that nobody else sees
+        dirty = not outs[0].requires_grad
+        outs[0] = outs[0].detach() if dirty else outs[0]
+    if torch._C._len_torch_dispatch_stack() or forward_ad._current_level >= 0:
+        dirty = False  # selective checkpointing keeps what it saw, forward mode a derivative
+    picked = [outs[k] for k in use.tapped.results]
+    use.fingerprint = fingerprint(saved)
+    if context.expects:
+        context.receiver.expect(use)
+    new = Tap.apply(ANCHOR, use, len(saved), dirty, *saved, *picked)
+    for k, tensor in zip(use.tapped.results, (new,) if len(picked) == 1 else new, strict=True):
+        outs[k] = tensor
+    return outs
+
+
+def _checked(operator: Operator, out: Tensor, state: State | None) -> State | None:
+    """Refuse results that depend on the parameter and are not one sample's each."""
+    if operator.constant or not (out.is_floating_point() or out.is_complex()):
+        return state
+    why, fix = "", ""
+    if state is None:
+        why = "one of the results depends on the parameter but on no sample"
+    elif isinstance(state, Additive):
+        why = "a parameter meets data in an operator that sums over samples at once"
+        fix = 'keep the samples apart first (reduction="none", or multiply and then sum)'
+    else:
+        return state
+    return Mixed(Reason(operator.name, why, (tuple(out.shape),), here(), fix))
+
+
+def _write_back(context: Context, target: Tensor, value: Tensor) -> Tensor:
+    """Give an in-place operator's target its new value and history."""
+    state = context.look(value)
+    place = target
+    if isinstance(context.look(target), Derived) and target.grad_fn is not None:
+        place = _cut_off(context, target)
+    place.copy_(value)
+    known = context.states.table.get(id(target))
+    context.written.add(target, known, state)
+    before = known.state if known is not None else None
+    after = CONSTANT if state is None or isinstance(state, Derived) else state
+    context.states.rewrite(target, after, changed=not same(before, after))
+    return target
+
+
+def _cut_off(context: Context, target: Tensor) -> Tensor:
+    """Where to write: the old history leads to parameters and must not be followed again.
+
+    A view has the history of its base, which is a layer's own memory, or refused from here on.
+    """
+    base = target._base
+    if base is None:
+        return target.detach_()
+    if context.options.native or target.dtype != base.dtype or target.is_conj() or target.is_neg():
+        return target
+    return base.detach_().as_strided(target.shape, target.stride(), target.storage_offset())
+
+
+def _rebuild(template: Any, items: Iterator[Tensor]) -> Any:
+    if isinstance(template, Tensor):
+        return next(items)
+    if isinstance(template, (list, tuple)):
+        made = [_rebuild(v, items) for v in template]
+        return type(template)(*made) if hasattr(template, "_fields") else type(template)(made)
+    return template

@@ -1,0 +1,1 @@
+"""Hooks and custom autograd functions of the user, followed through forward and backward."""

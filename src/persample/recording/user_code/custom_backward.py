@@ -1,0 +1,145 @@
+"""A custom function's node in backward: what it is given, and what it returns."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ...errors import Place
+from ...guards.extracted_numbers import ExtractedNumbers, Received
+from ...layouts.layout import Additive, Layout, State
+from ...uses.context import Context
+from ...uses.tensor_states import same
+from .custom_parameters import OfParameters
+from .tensor_hooks import report
+
+Grads = tuple[Tensor | None, ...]
+
+
+class Owner(Protocol):
+    """The custom functions of a recording."""
+
+    context: Context
+    numbers: ExtractedNumbers
+
+    def forget_read(self) -> None:
+        """No function is being applied."""
+
+
+@dataclass(slots=True)
+class Followed:
+    """A custom node: the layouts of its results, and of its arguments by edge."""
+
+    node: Any
+    results: dict[int, State] = field(default_factory=dict)
+    arguments: dict[int, Layout] = field(default_factory=dict)
+    received: Received | None = None
+    own: OfParameters | None = None
+
+
+class FollowedBackward:
+    """Marks the gradients that a node receives, and checks those that it returns."""
+
+    def __init__(self, owner: Owner, followed: Followed, place: Place | None) -> None:
+        node = followed.node
+        self._owner, self._followed, self._place = weakref.ref(owner), followed, place
+        self._who = f"the backward of {node.name()}"
+        self._edges = node.next_functions
+        self._own = followed.own.edges if followed.own is not None else {}
+        node.register_prehook(self._before)
+        node.register_hook(self._after)
+
+    def _before(self, grads: Grads) -> None:
+        owner, followed = self._owner(), self._followed
+        if owner is None:
+            return
+        context = owner.context
+        with torch._C.DisableTorchFunction():
+            followed.received = Received(grads)
+            owner.numbers.running.append(followed.received)
+            for k, grad in enumerate(grads):
+                state = followed.results.get(k)
+                if grad is not None and isinstance(state, Layout):
+                    context.states.put(grad, state)
+            if followed.own is not None and self._own and context.backward.receiving:
+                why = followed.own.fire(grads, followed.results)
+                given = [grad for grad in grads if grad is not None]
+                if why and given:
+                    self._report(context, given[0], why)
+                if followed.own.stretched:
+                    context.states.made = []
+
+    def _after(self, found: Grads, outer: Grads) -> Grads | None:
+        owner, followed = self._owner(), self._followed
+        received, followed.received = followed.received, None
+        if owner is None:
+            return None
+        context, numbers = owner.context, owner.numbers
+        made, context.states.made = context.states.made, None
+        with torch._C.DisableTorchFunction():
+            if received is not None:
+                if received in numbers.running:
+                    numbers.running.remove(received)
+                if received.written(context.states):
+                    self._report(context, next(grad for grad in outer if grad is not None))
+            for k, (grad, (into, _)) in enumerate(zip(found, self._edges, strict=True)):
+                if into is None or grad is None:  # an argument that needs no gradient
+                    continue
+                if k in self._own:
+                    self._check_own(context, k, grad, made or [])
+                elif not self._apart(context, grad, followed.arguments.get(k)):
+                    self._report(context, grad)
+                elif numbers.seen and not (received and received.holds(grad)):
+                    self._report(context, grad, numbers.why())
+        owner.forget_read()  # what its backward read was saved by its forward: let it go
+        if not self._own or not context.backward.receiving:
+            return None
+        return tuple(None if k in self._own else grad for k, grad in enumerate(found))
+
+    def _check_own(self, context: Context, k: int, grad: Tensor, made: list[Tensor]) -> None:
+        """Every term of a parameter's gradient must be of one sample; else others matter."""
+        own, state = self._followed.own, context.look(grad)
+        if state is None and own is not None:
+            state = _summed(context, grad, own.stretched.get(own.edges[k]), made)
+        if not context.n:
+            return
+        if not isinstance(state, (Layout, Additive)) or state.coupled is not None:
+            why = "its gradient of a parameter is no proven sum over samples"
+            self._report(context, grad, why)
+        elif own is not None and context.backward.receiving:
+            if not own.adds_up(k, grad, context.backward.factor):
+                why = "run for each sample alone, it does not add up to its own run"
+                self._report(context, grad, why)
+
+    def _apart(self, context: Context, grad: Tensor, expected: Layout | None) -> bool:
+        state = context.look(grad)
+        if isinstance(state, Layout):
+            return expected is not None and same(state, expected)
+        if state is not None:
+            return False
+        if not bool(grad.any()):
+            return True
+        # a function that adds up over samples may give all elements the same gradient
+        sums = all(isinstance(result, Additive) for result in self._followed.results.values())
+        return sums and bool((grad == grad.flatten()[0]).all())
+
+    def _report(self, context: Context, grad: Tensor, why: str = "") -> None:
+        report(context, self._who, grad, self._place, why)
+
+
+def _summed(context: Context, grad: Tensor, shape: torch.Size | None, made: list[Tensor]) -> Any:
+    """What is known of a gradient that autograd summed to an argument's shape, unseen.
+
+    The function made a tensor of this shape with that sum: its numbers are what counts.
+    """
+    for tensor in made:
+        if tensor.shape == shape and tensor.dtype == grad.dtype:
+            with torch._C._EnableTorchFunction(), context.mode:
+                total = tensor.sum_to_size(grad.shape)
+            if torch.equal(total, grad):
+                return context.look(total)
+    return None

@@ -1,0 +1,126 @@
+"""A parameter repeated over samples: gradients are summed to its shape, but not over samples."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ..forms import Dense, Form, Part, Rows, wide
+from ..layouts.layout import Layout, ids_of
+from ..uses.use import Operand
+from .by_sample import Unsuited
+from .embedding import looked_up
+from .table import OfTable
+
+
+def met(part: Tensor, layout: Layout, operand: Operand, n: int) -> Form | OfTable:
+    """The form of an operand from the gradient of its copies, one for every element it met."""
+    if not operand.value.is_complex() and part.is_complex():
+        part = part.real
+    if operand.lookup is not None and part.shape == operand.value.shape:
+        return looked_up(part, layout, operand, n)
+    if n != 1 and own_of_samples(part, layout, operand):
+        return scattered(part, layout, operand, n)
+    return Dense(reduced(part, layout, operand, n))
+
+
+def _over(grad: Tensor, operand: Operand) -> list[int]:
+    """The axes of a result over which an operand was repeated."""
+    shape, free = operand.value.shape, operand.expanded
+    shift = grad.dim() - len(shape)
+    if shift < 0:
+        raise Unsuited
+    return [
+        d
+        for d in range(grad.dim())
+        if d < shift or (shape[d - shift] == 1 and grad.shape[d] != 1) or (d - shift) in free
+    ]
+
+
+def own_of_samples(grad: Tensor, layout: Layout, operand: Operand) -> list[int]:
+    """The axes of a result that hold samples and along which the operand has values of its own."""
+    shape, free = operand.value.shape, operand.expanded
+    shift = grad.dim() - len(shape)
+    return [
+        d for d in layout.axes if d >= shift and shape[d - shift] != 1 and d - shift not in free
+    ]
+
+
+def reduced(grad: Tensor, layout: Layout, operand: Operand, n: int) -> Tensor:
+    """The output gradient summed to the operand's shape, but not over samples: (n, *shape).
+
+    An operand expanded over the samples is one value for all of them, so its rows are the
+    gradient's own; the axis is summed away within each sample.
+    """
+    shape, free = operand.value.shape, operand.expanded
+    over = _over(grad, operand)
+    if n != 1 and own_of_samples(grad, layout, operand):
+        raise Unsuited
+    target = [1 if d in free else s for d, s in enumerate(shape)]
+    dtype = wide(grad.dtype)
+    if n == 1:  # all of it is one sample's, also along axes where the operand has its own values
+        if layout.ids is not None:
+            grad = grad.masked_fill(layout.ids < 0, 0)
+        return (grad.sum(over, dtype=dtype) if over else grad.to(dtype)).reshape(1, *target)
+    if layout.ids is None:
+        return _closed(grad, layout, over, n, dtype).reshape(n, *target)
+    return _ragged(grad, layout, over, n, dtype).reshape(n, *target)
+
+
+def _closed(grad: Tensor, layout: Layout, over: list[int], n: int, dtype: torch.dtype) -> Tensor:
+    axis, inner = layout.axis, layout.inner
+    if n == 0:
+        rest = [s for d, s in enumerate(grad.shape) if d not in over and d != axis]
+        return grad.new_zeros((0, *rest), dtype=dtype)
+    outer = grad.shape[axis] // (n * inner)
+    if outer == inner == 1:
+        dims = [d for d in over if d != axis]
+        rows = grad.sum(dims, dtype=dtype) if dims else grad.to(dtype)
+        return rows.movedim(axis - sum(d < axis for d in dims), 0)
+    split = grad.reshape(*grad.shape[:axis], outer, n, inner, *grad.shape[axis + 1 :])
+    dims = [axis, axis + 2] + [d if d < axis else d + 2 for d in over if d != axis]
+    return split.sum(dims, dtype=dtype).movedim(axis - sum(d < axis for d in dims if d < axis), 0)
+
+
+def _ragged(grad: Tensor, layout: Layout, over: list[int], n: int, dtype: torch.dtype) -> Tensor:
+    axes = list(layout.axes)
+    assert layout.ids is not None
+    if not axes:  # all of one sample
+        rows = grad.sum(over, dtype=dtype) if over else grad.to(dtype)
+        out = rows.new_zeros((n, *rows.shape))
+        out[int(layout.ids.flatten()[0])] = rows
+        return out
+    dims = [d for d in over if d not in axes]
+    rows = grad.sum(dims, keepdim=True, dtype=dtype) if dims else grad.to(dtype)
+    rows = rows.movedim(axes, list(range(len(axes)))).flatten(0, len(axes) - 1)
+    ids = layout.ids.flatten()
+    keep = ids >= 0
+    out = rows.new_zeros((n, *rows.shape[1:]))
+    return out.index_add_(0, ids[keep], rows[keep])
+
+
+def scattered(grad: Tensor, layout: Layout, operand: Operand, n: int) -> Form:
+    """An operand with values of its own for samples: each row of it is some sample's alone.
+
+    Embeddings of constant ids are such operands: one row for each sample and token.
+    """
+    shift = grad.dim() - operand.value.dim()
+    target = [1 if d in operand.expanded else s for d, s in enumerate(operand.value.shape)]
+    cut = max(own_of_samples(grad, layout, operand)) + 1
+    if any(d >= cut for d in layout.axes):
+        raise Unsuited
+    tail = [d for d in _over(grad, operand) if d >= cut]
+    rows = grad.sum(tail, dtype=wide(grad.dtype)) if tail else grad.to(wide(grad.dtype))
+    lead = grad.shape[:cut]
+    width = math.prod(rows.shape[cut:])
+    rows = rows.reshape(lead.numel(), width)
+    ids = ids_of(layout, grad.shape, n, grad.device)
+    sample = ids.reshape(ids.shape[:cut]).expand(lead).reshape(-1)
+    count = math.prod(target[: cut - shift])
+    index = torch.arange(count, device=grad.device).view(target[: cut - shift])
+    index = index.expand(lead).reshape(-1)
+    rows = rows.masked_fill((sample < 0).unsqueeze(1), 0)
+    table = Rows(sample.clamp(min=0), index, rows, n, torch.Size((count, width)))
+    return Part(table, torch.Size(target), (width, 1), 0)

@@ -1,0 +1,206 @@
+"""``tape.explain()``: every use, what is slow and why, and which sizes would become ambiguous."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..backward.collector import Collector
+from ..backward.consumers.lean import Lean, Told
+from ..backward.contribution import Contribution
+from ..errors import describe
+from ..forms import within
+from ..forms.measure import Measure, measured
+from ..inputs.inputs import Inputs, Seen
+from ..uses.context import Context
+from ..uses.use import Operand, Use
+from .parameter_forms import ParameterForms
+
+
+@dataclass(frozen=True, slots=True)
+class UseRow:
+    """One use of one parameter."""
+
+    parameter: str
+    aliases: tuple[str, ...]
+    operator: str
+    rule: str
+    form: str
+    operand: tuple[int, ...]
+    output: tuple[int, ...]
+    layout: str
+    norms: str
+    work: int
+    kept_bytes: int
+    dense_bytes: int
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What was recorded. ``str()`` of it is a table."""
+
+    n: int | None
+    uses: tuple[UseRow, ...]
+    without_gradient: tuple[str, ...]
+    slow: tuple[str, ...]
+    ambiguous: tuple[str, ...]
+    kept_bytes: int = 0
+
+    @property
+    def bytes_per_sample(self) -> float:
+        """Bytes that the tape keeps for each sample, tensors shared by several uses once."""
+        return self.kept_bytes / self.n if self.n else 0.0
+
+    def __str__(self) -> str:
+        lines = [
+            f"n = {self.n}, {len(self.uses)} uses, {readable(self.kept_bytes)} kept, "
+            f"{readable(self.bytes_per_sample)} per sample"
+        ]
+        rows: list[tuple[str, ...]] = [
+            (
+                "parameter",
+                "operator",
+                "rule",
+                "form",
+                "shape",
+                "output",
+                "samples",
+                "norms by",
+                "products",
+                "kept",
+                "dense",
+            )
+        ]
+        for u in self.uses:
+            name = u.parameter + (f" (= {', '.join(u.aliases)})" if u.aliases else "")
+            shapes = ("×".join(map(str, s)) for s in (u.operand, u.output))
+            sizes = (f"{u.work:.1e}", readable(u.kept_bytes), readable(u.dense_bytes))
+            rows.append((name, u.operator, u.rule, u.form, *shapes, u.layout, u.norms, *sizes))
+        widths = [max(len(r[k]) for r in rows) for k in range(len(rows[0]))]
+        lines += [
+            "  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in rows
+        ]
+        for title, items in (
+            ("no gradient reached", self.without_gradient),
+            ("slow", self.slow),
+            ("ambiguous at other sizes", self.ambiguous),
+        ):
+            if items:
+                lines.append(f"{title}:")
+                lines += [f"  {item}" for item in items]
+        return "\n".join(lines)
+
+
+def readable(count: float) -> str:
+    """Bytes with a unit."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}"
+        value /= 1024
+    return f"{value:.1f} GiB"
+
+
+class Explainer:
+    """Collects the rows of an explanation."""
+
+    def __init__(self, context: Context, inputs: Inputs, collector: Collector) -> None:
+        self._context, self._inputs, self._collector = context, inputs, collector
+
+    def explain(self, forms: ParameterForms | None) -> Explanation:
+        """Every use of every parameter; ``forms`` are those that were kept."""
+        parameters = self._context.parameters
+        aliases = parameters.aliases()
+        rows: list[UseRow] = []
+        reached: set[str] = set()
+        slow: dict[str, None] = {}
+        for use, operand, rule, measure in self._told(forms):
+            names = [n for n in self._collector.sources(operand) if n in parameters.asked]
+            reached.update(names)
+            for name in names:
+                derived = "" if operand.name else " (derived)"
+                rows.append(
+                    _row(use, operand, rule, measure, name + derived, aliases.get(name, ()))
+                )
+            if rule == "generic":
+                slow[
+                    f"{use.operator} at {describe(use.place)}: no rule of its own, so its "
+                    "backward runs once per sample"
+                ] = None
+        lines = [_ambiguity(seen, self._inputs.dim, self._context.n) for seen in self._inputs.seen]
+        return Explanation(
+            n=self._context.n,
+            uses=tuple(rows),
+            without_gradient=tuple(name for name in parameters.asked if name not in reached),
+            slow=tuple(slow),
+            ambiguous=tuple(line for line in lines if line),
+            kept_bytes=0 if forms is None else _kept(forms.contributions),
+        )
+
+    def _told(self, forms: ParameterForms | None) -> Iterator[Told]:
+        """What was kept, and how the whole of each parameter would be asked."""
+        consumer = self._collector.consumer
+        if isinstance(consumer, Lean):
+            yield from consumer.told
+        if forms is None or not forms.contributions:
+            return
+        whole = forms.forms(self._context.parameters.selected)
+        with within(self._context.options.budget):
+            for entry in forms.contributions:
+                names = self._collector.sources(entry.operand)
+                mine = whole[names[0]] if names else entry.form
+                yield entry.use, entry.operand, entry.rule, measured(entry.form, mine)
+
+
+def _kept(entries: list[Contribution]) -> int:
+    """Bytes of what the forms hold: several may hold the same output gradient."""
+    shared: dict[int, int] = {}
+    own = 0
+    for entry in entries:
+        tensors = entry.form.tensors()
+        if not tensors:
+            own += entry.form.nbytes()
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            shared[storage.data_ptr()] = storage.nbytes()
+    return own + sum(shared.values())
+
+
+def _row(
+    use: Use, operand: Operand, rule: str, measure: Measure, name: str, aliases: tuple[str, ...]
+) -> UseRow:
+    return UseRow(
+        parameter=name,
+        aliases=aliases,
+        operator=use.operator,
+        rule=rule,
+        form=measure.form,
+        operand=tuple(operand.value.shape),
+        output=tuple(use.tapped.shapes[0]),
+        layout=repr(use.out_layouts[0])[7:-1],
+        norms=measure.norms,
+        work=measure.work,
+        kept_bytes=measure.kept_bytes,
+        dense_bytes=measure.dense_bytes,
+        place=describe(use.place),
+    )
+
+
+def _ambiguity(seen: Seen, dim: int, n: int | None) -> str | None:
+    """An undeclared input whose meaning rests on a size."""
+    if seen.declared or len(seen.shape) <= dim or n is None:
+        return None
+    name, size = seen.path.split(".")[0], seen.shape[dim]
+    cure = f'record(..., constants=("{name}",))'
+    if not seen.samples and size != 1:
+        return (
+            f"{seen.path} {seen.shape} is a constant because axis {dim} has size {size}, not n; a "
+            f"batch of {size} would make it samples: {cure}"
+        )
+    if seen.samples and len(seen.shape) == 2 and seen.shape[0] == seen.shape[1]:
+        return (
+            f"{seen.path} {seen.shape} is taken as samples because axis {dim} has size n; if it is "
+            f"not per-sample data: {cure}"
+        )
+    return None

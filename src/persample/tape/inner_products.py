@@ -1,0 +1,106 @@
+"""Questions about inner products: between samples, with a direction, of random projections."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from ..errors import UsageError
+from ..forms import Dense, Form, Scaled, real, wide
+from ..forms.sums import Sum, added, projected
+from .question import Question
+
+
+def gram(question: Question, names: Sequence[str]) -> Tensor:
+    """⟨gᵢ, gⱼ⟩: (n, n)."""
+    total = Sum(question.n, question.n, device=question.device)
+    question.each(names, lambda _, form: total.add(form.dots(form)))
+    return total.value
+
+
+def cosine(products: Tensor) -> Tensor:
+    """⟨gᵢ, gⱼ⟩ / ‖gᵢ‖‖gⱼ‖ from the products; zero where a gradient is zero."""
+    sizes = products.diagonal().clamp(min=0).sqrt()
+    scale = torch.where(sizes > 0, 1 / sizes, torch.zeros_like(sizes))
+    return products * scale.unsqueeze(0) * scale.unsqueeze(1)
+
+
+def cross(mine: Question, other: Question, names: Sequence[str]) -> Tensor:
+    """⟨gᵢ, hⱼ⟩ over parameters that both tapes recorded: (n, m). One must have kept its forms."""
+    common = [name for name in names if name in other.selected]
+    if not common:
+        raise UsageError(
+            "the two tapes have no parameter in common",
+            why=f"this one was asked about {list(names)[:3]}, the other recorded "
+            f"{list(other.selected)[:3]}",
+            fix="record the same parameters of the same model in both",
+        )
+    for name in common:
+        if not _alike(mine.selected[name], other.selected[name]):
+            raise UsageError(
+                f"the other tape's {name!r} has another shape, dtype or device",
+                why="the tapes are of different models",
+                fix="record both on the same model, or select params= that fit",
+            )
+    if not other.source.keeps and mine.source.keeps:
+        return cross(other, mine, common).T
+    others = other.source.forms(common)
+    total = Sum(mine.n, other.n, device=mine.device)
+
+    def visit(name: str, form: Form) -> None:
+        if name in others:
+            total.add(form.dots(others[name]))
+
+    mine.each(common, visit)
+    return total.value
+
+
+def dots(question: Question, direction: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
+    """⟨gᵢ, V⟩: (n,), or (n, m) for m directions."""
+    several = any(direction[name].dim() > question.selected[name].dim() for name in names)
+    found = None if several else question.source.found_dots(direction, names)
+    if found is not None:
+        return added(found, question.n, question.device)
+    count = [direction[names[0]].shape[0]] if several else []
+    total = Sum(question.n, *count, device=question.device)
+
+    def visit(name: str, form: Form) -> None:
+        along = direction[name].detach()
+        total.add(form.dots(Dense(along.to(form.dtype))) if several else form.dot(along))
+
+    question.each(names, visit, linear=True)
+    return total.value
+
+
+def project(
+    question: Question, wanted: tuple[int, int], names: Sequence[str],
+    scale: Mapping[str, Tensor] | None = None,
+) -> Tensor:  # fmt: skip
+    """Random projections (dim, seed) of gᵢ, or of scale ∘ gᵢ: (n, dim)."""
+    total = Sum(question.n, wanted[0], device=question.device)
+    found = None
+    if scale is None and len(names) == len(question.selected):
+        found = question.source.found_projections(wanted)
+    if found is not None:
+        for part in found:
+            total.add(part)
+        return total.value
+
+    def visit(name: str, form: Form) -> None:
+        if scale is not None:
+            factor = scale[name].detach().to(real(wide(form.dtype)), copy=True)
+            form = Scaled(form, factor, (id(scale), name), form.dtype)
+        total.add(projected(name, form, *wanted))
+
+    question.each(names, visit, linear=True)
+    return total.value
+
+
+def _alike(mine: Tensor, other: Tensor | None) -> bool:
+    return other is not None and (mine.shape, mine.dtype, mine.device) == (
+        other.shape,
+        other.dtype,
+        other.device,
+    )

@@ -1,0 +1,88 @@
+"""Questions about the spread of gradients over samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..errors import UsageError
+from ..forms import Form, real
+from ..forms.sums import NoiseScale, spread
+from .question import Question
+from .source import Grads
+
+
+def second_moment(question: Question, names: Sequence[str]) -> Grads:
+    """meanᵢ gᵢ², element by element."""
+    squares: Grads = {}
+    found = question.source.found_moments()
+    if found is not None:
+        squares = found[1]
+    else:
+
+        def visit(name: str, form: Form) -> None:
+            squares[name] = form.sum_of_squares()
+
+        question.each(names, visit)
+    n = max(question.n, 1)
+    return {
+        name: squares[name] / n if name in squares else _zeros(question, name) for name in names
+    }
+
+
+def _mean(question: Question, names: Sequence[str]) -> Grads:
+    n, found = max(question.n, 1), question.source.found_moments()
+    if found is not None:
+        sums, selected = found[0], question.selected
+        return {
+            name: sums[name] / n
+            if name in sums
+            else torch.zeros_like(selected[name], requires_grad=False)
+            for name in names
+        }
+    ones = torch.ones(question.n, dtype=torch.float64, device=question.device)
+    return question.summed(names, dict.fromkeys(names, ones / n), wide=True)
+
+
+def variance(question: Question, names: Sequence[str]) -> Grads:
+    """The unbiased variance over samples, element by element."""
+    n = question.n
+    if n < 2:
+        raise UsageError("a variance needs at least two samples", fix="record a larger batch")
+    variances: Grads = {}
+    found = question.source.found_moments()
+    if found is not None:
+        variances = {name: value.clone() for name, value in found[2].items()}
+    else:
+
+        def visit(name: str, form: Form) -> None:
+            variances[name] = spread(form.moments(), n).to(real(form.dtype))
+
+        question.each(names, visit)
+    return {
+        name: variances[name] if name in variances else _zeros(question, name) for name in names
+    }
+
+
+def noise_scale(question: Question, names: Sequence[str]) -> NoiseScale:
+    """The simple gradient noise scale tr Σ / |G|², with its parts."""
+    question.expect_losses("noise_scale")
+    n = question.n
+    if n < 2:
+        raise UsageError("the noise scale needs at least two samples", fix="record a larger batch")
+    mean_square = float(question.sq_norms(names).double().mean())
+    means = _mean(question, names).values()
+    square_mean = sum(float(g.abs().double().square().sum()) for g in means)
+    trace = n * (mean_square - square_mean) / (n - 1)
+    if trace < 1e-3 * mean_square:  # almost all cancels between the two
+        found = variance(question, names).values()
+        trace = sum(float(v.sum(dtype=torch.float64)) for v in found)
+    gradient = square_mean - trace / n
+    return NoiseScale(trace / gradient if gradient else float("inf"), trace, gradient, n)
+
+
+def _zeros(question: Question, name: str) -> Tensor:
+    parameter = question.selected[name]
+    return torch.zeros_like(parameter, dtype=real(parameter.dtype), requires_grad=False)

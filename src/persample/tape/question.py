@@ -1,0 +1,154 @@
+"""What every question of a tape starts from."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from ..errors import MixedSamplesError, StaleError, UsageError
+from ..forms import Form, Together, sums, within
+from ..run_state import uncast
+from ..uses.context import Context
+from ..uses.parameters import Params, choose
+from .source import Forms, Grads, Source, Visitor
+
+
+class Question:
+    """A recording, open for questions; each is asked inside :meth:`asking`."""
+
+    def __init__(self, context: Context, source: Source) -> None:
+        self._context, self.source = context, source
+        self._lock = threading.RLock()  # questions of a lean recording back-propagate
+
+    @contextlib.contextmanager
+    def asking(self) -> Iterator[None]:
+        """Unseen by any recorder, uncast, one thread at a time, within the memory budget."""
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            raise UsageError(
+                "a tape cannot be asked inside a torch.func transform",
+                why="its answers carry no gradient, and are not batched",
+                fix="ask outside, and use the answer inside",
+            )
+        budget = self._context.options.budget
+        try:
+            with self._lock, torch._C.DisableTorchFunction(), uncast(), within(budget):
+                yield
+        except RuntimeError as error:
+            if "modified by an inplace operation" not in str(error):
+                raise
+            raise StaleError(
+                "something that was recorded was overwritten in place",
+                why=f"autograd says: {str(error).partition(' Hint')[0]}",
+                fix="ask the tape before parameters, buffers, labels or masks are written to",
+            ) from error
+
+    # ------------------------------------------------------------------ what there is
+
+    @property
+    def n(self) -> int:
+        """How many samples were seen."""
+        n = self._context.n
+        if n is None:
+            raise UsageError(
+                "no samples were seen",
+                why="the model was not called inside the block",
+                fix="call the model on its inputs inside the block, or tape.mark(x)",
+            )
+        return n
+
+    @property
+    def selected(self) -> Mapping[str, Tensor]:
+        """The recorded parameters, by name."""
+        return self._context.parameters.asked
+
+    def names(self, params: Params) -> list[str]:
+        """The names that ``params=`` selects."""
+        return choose(params, self.selected)
+
+    @property
+    def device(self) -> torch.device:
+        """Where answers are added up."""
+        return next(iter(self.selected.values())).device
+
+    def expect_losses(self, question: str) -> None:
+        """Refuse questions that need one loss per sample."""
+        self.source.ready()
+        backward = self._context.backward
+        if backward.scalar:
+            raise UsageError(
+                f"{question} needs one loss per sample",
+                why="a mean, a sum or weighted losses were back-propagated: rows are not gᵢ",
+                fix="tape.backward(losses) with a vector of losses",
+            )
+        if backward.coupled is not None:
+            raise MixedSamplesError(
+                f"{question}: the losses are scaled by a number taken from the whole batch",
+                where=backward.coupled.where(),
+                why="one sample changes the scale of all others, so no bound holds",
+                fix="divide by a constant, or by something of each sample's own",
+            )
+        if not backward.apart:
+            raise MixedSamplesError(
+                f"{question}: this tape was computed one loss at a time, unproven",
+                why="samples may influence each other's losses, so a bound would mean nothing",
+                fix="use a model that persample can prove",
+            )
+
+    # ------------------------------------------------------------------ what several ask
+
+    def each(
+        self, names: Sequence[str], visit: Visitor, *, linear: bool = False, last: bool = False
+    ) -> None:
+        """Show the form of every parameter that received a gradient to a visitor."""
+        self.source.each(names, visit, linear=linear, last=last)
+
+    def sq_norms(self, names: Sequence[str]) -> Tensor:
+        """‖gᵢ‖² over parameters."""
+        return sums.added(self.source.sq_norms(names, apart=False), self.n, self.device)
+
+    def summed(
+        self,
+        names: Sequence[str],
+        c: Mapping[str, Tensor],
+        *,
+        bad: Tensor | None = None,
+        settled: Forms | None = None,
+        certain: bool = False,
+        wide: bool = False,
+        last: bool = False,
+    ) -> Grads:
+        """Σ cᵢ gᵢ; ``bad`` samples are taken out before any batched kernel: 0 · NaN is NaN.
+
+        ``certain``: from what certified bounds were computed from. ``wide``: float32 at least.
+        """
+        found: Grads = {}
+
+        def visit(name: str, form: Form) -> None:
+            form = form if bad is None else form.without(bad)
+            value = form.certain_sum(c[name]) if certain else form.weighted_sum(c[name])
+            if isinstance(form, Together):
+                found.update(form.apart(value))
+            else:
+                found[name] = found[name] + value if name in found else value
+
+        if settled is None:
+            # uses that cancel must be added as they were for the bounds: before they are scaled
+            self.each(names, visit, linear=not certain, last=last)
+        else:
+            for name, form in settled.items():
+                visit(name, form)
+        return {name: self._typed(name, found.get(name), wide=wide) for name in names}
+
+    def _typed(self, name: str, value: Tensor | None, *, wide: bool) -> Tensor:
+        """A sum in its parameter's dtype; zeros where no gradient came."""
+        parameter = self.selected[name]
+        dtype = parameter.dtype
+        if wide:
+            dtype = torch.promote_types(dtype, torch.float32)
+        if value is not None:
+            return value.to(dtype)
+        return torch.zeros(parameter.shape, dtype=dtype, device=parameter.device)

@@ -1,0 +1,62 @@
+"""Where answers come from: what a question may ask of a recording, kept or lean."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from ..forms import Form
+
+Forms = Mapping[str, Form]
+Grads = dict[str, Tensor]
+Visitor = Callable[[str, Form], None]
+
+
+class Source(Protocol):
+    """A recording, as its questions see it.
+
+    What was ``found`` ahead is None where nothing was: then the forms are asked.
+    """
+
+    @property
+    def keeps(self) -> bool:
+        """Whether every form is at hand."""
+
+    def ready(self) -> None:
+        """Refuse to answer from a recording that is not complete, or no longer true."""
+
+    def sq_norms(self, names: Iterable[str], *, apart: bool) -> Grads:
+        """‖gᵢ‖² of parameters, to be added up; ``apart``: of each that received a gradient."""
+
+    def sq_bounds(self, names: Iterable[str], forms: Forms | None) -> Grads:
+        """Certified bounds of ‖gᵢ‖² for :meth:`settled` forms."""
+
+    def settled(
+        self, names: Iterable[str], *, apart: bool
+    ) -> contextlib.AbstractContextManager[Forms | None]:
+        """Forms for norms and one sum; None where nothing is kept."""
+
+    def each(self, names: Sequence[str], visit: Visitor, *, linear: bool, last: bool) -> None:
+        """Show the form of every parameter that received a gradient to a visitor.
+
+        Where the question is ``linear``, a parameter may come use by use. The ``last`` question may
+        free the graph.
+        """
+
+    def found_grads(self, names: Sequence[str]) -> Grads | None:
+        """Rows that the first pass wrote out, given away."""
+
+    def found_dots(self, direction: Mapping[str, Tensor], names: Sequence[str]) -> Grads | None:
+        """⟨gᵢ, V⟩ of parameters, if the first pass took them."""
+
+    def found_projections(self, wanted: tuple[int, int]) -> list[Tensor] | None:
+        """Projections (dim, seed), if the first pass took them."""
+
+    def found_moments(self) -> tuple[Grads, Grads, Grads] | None:
+        """Sums, sums of squares and variances, if the first pass took them."""
+
+    def forms(self, names: Iterable[str]) -> dict[str, Form]:
+        """One form per parameter that received a gradient; refused where nothing is kept."""

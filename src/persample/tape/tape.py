@@ -1,0 +1,452 @@
+"""The tape: all uses of all parameters in one pass, and every question."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..backward.consumers.lean import Lean
+from ..errors import UsageError
+from ..forms import Form, real
+from ..forms.sums import NoiseScale
+from ..guards.untrained import forget_untrained
+from ..inputs.user_marks import mark
+from ..recording.recorder import Recording
+from ..uses.parameters import Params
+from ..validation import (
+    expect_coefficients,
+    expect_direction,
+    expect_projection,
+    number,
+    shown,
+    unfit,
+)
+from . import inner_products, moments
+from .clipped_sum import clipped_sum, nonfinite
+from .clipping import Rule, flat
+from .explain import Explainer, Explanation
+from .lean_answers import LeanAnswers, nothing_kept
+from .out_buffers import expect_buffers
+from .parameter_forms import ParameterForms
+from .positions import Positions, no_positions
+from .question import Question
+from .source import Grads, Source
+
+
+class Tape:
+    """What :func:`persample.record` yields. Ask it after :meth:`backward`.
+
+    Every question takes ``params=``: a name, names, or a predicate on names.
+    """
+
+    def __init__(self, recording: Recording) -> None:
+        context, collector = recording.context, recording.collector
+        self._recording: Recording | None = recording
+        self._context, self._passes = context, recording.passes
+        self._forms: ParameterForms | None = None
+        source: Source
+        if isinstance(collector.consumer, Lean):
+            lean = collector.consumer
+            source = LeanAnswers(context, lean, recording.passes, recording.guards)
+        else:
+            source = self._forms = ParameterForms(context, collector, recording.guards)
+        self._question = Question(context, source)
+        self._positions = Positions(context, collector)
+        self._explainer = Explainer(context, recording.inputs, collector)
+        self._warned = False
+        weakref.finalize(self, _release, weakref.ref(recording))
+
+    def __reduce__(self) -> Any:
+        raise UsageError(
+            "a tape can be neither copied nor pickled",
+            why="it refers to the model and to the graph of one pass",
+            fix="copy or store what was asked of it",
+        )
+
+    def __repr__(self) -> str:
+        context, state = self._context, "closed"
+        if self._recording is not None:
+            count = context.backward.count
+            state = f"{count} backward passes" if count != 1 else "1 backward pass"
+        if context.backward.trouble is not None:
+            state += ", refused"
+        uses = "lean" if self._forms is None else f"{len(self._forms.contributions)} uses kept"
+        parameters = len(context.parameters.asked)
+        return f"<persample.Tape: n = {context.n}, {parameters} parameters, {uses}, {state}>"
+
+    @property
+    def n(self) -> int:
+        """How many samples were seen."""
+        return self._open().n
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The recorded parameters, in the order of ``named_parameters()``."""
+        return tuple(self._open().selected)
+
+    def _open(self) -> Question:
+        """The recording, if it was not closed."""
+        if self._recording is None:
+            raise UsageError("the tape is closed", fix="ask before tape.close()")
+        return self._question
+
+    # ------------------------------------------------------------------ recording
+
+    def mark(self, tensor: Tensor, *, dim: int = 0, ids: Tensor | None = None) -> Tensor:
+        """Say where the samples are in a tensor that the model does not receive as input.
+
+        Args:
+            tensor: Data, before parameters meet it.
+            dim: The axis of the samples.
+            ids: A sample for each index of that axis, where they are not in order; -1 for none.
+
+        Returns:
+            The tensor.
+        """
+        self._open()
+        mark(self._context, tensor, dim=dim, ids=ids)
+        return tensor
+
+    def backward(
+        self, losses: Tensor, *, scale: float | Tensor | None = None, retain_graph: bool = False
+    ) -> None:
+        """Back-propagate ``losses.sum()``; afterwards the tape knows every sample's gradient.
+
+        Args:
+            losses: One loss per sample on axis 0, or a scalar that is a sum or mean over samples.
+                The recording must prove which; a scalar cannot be clipped.
+            scale: A factor for the backward pass (loss scaling), divided out again.
+            retain_graph: Keep the graph for another backward pass.
+
+        Raises:
+            MixedSamplesError: Samples meet before the loss, or nothing proves that they do not.
+            MissedUseError: A parameter was used where the recorder could not see it.
+        """
+        self._open()
+        self._passes.run(losses, scale=scale, retain_graph=retain_graph)
+
+    def explain(self) -> Explanation:
+        """Every use, what is slow and why, parameters without gradient, ambiguous sizes."""
+        self._open()
+        return self._explainer.explain(self._forms)
+
+    def close(self) -> None:
+        """Release everything the tape holds. Questions raise afterwards."""
+        if self._recording is not None:
+            self._recording.release()
+        self._recording = None
+
+    # ------------------------------------------------------------------ gradients
+
+    def grads(self, *, params: Params = None, out: Grads | None = None) -> Grads:
+        """Every sample's own gradient: ``{name: (n, *shape)}``.
+
+        Row i of each tensor belongs to sample i: the gradient of its loss (the sum of its losses,
+        if it has several). Rows are fresh, contiguous tensors of the
+        parameter's dtype and device; a parameter that had no influence has zeros. ``out`` takes
+        the dictionary of an earlier step and writes into its tensors instead; an embedding's buffer
+        is then cleared only where the earlier step wrote, unless it was written to since. What
+        NumPy, ``.data`` or DLPack write is found where it is all over the buffer; if they write new
+        values to a few of its elements, call ``zero_()`` before.
+
+        >>> import torch, persample
+        >>> model = torch.nn.Linear(3, 2)
+        >>> with persample.record(model) as tape:
+        ...     tape.backward(model(torch.randn(4, 3)).square().sum(1))
+        >>> {name: tuple(g.shape) for name, g in tape.grads().items()}
+        {'weight': (4, 2, 3), 'bias': (4, 2)}
+        """
+        question = self._open()
+        with question.asking():
+            names, selected = question.names(params), question.selected
+            buffers: dict[str, Tensor | None] = dict.fromkeys(names)
+            if out is not None:
+                buffers |= expect_buffers(out, {k: selected[k] for k in names}, self.n)
+            found: Grads = {}
+
+            def visit(name: str, form: Form | None) -> None:
+                shape = (self.n, *selected[name].shape)
+                found[name] = _written(form, shape, selected[name], buffers[name])
+
+            ahead = question.source.found_grads(names)
+            if ahead is None:
+                question.each(names, visit)
+            for name, rows in (ahead or {}).items():
+                buffer, own = buffers[name], rows.to(selected[name].dtype)
+                found[name] = own if buffer is None else buffer.copy_(own)
+            for name in names:
+                if name not in found:
+                    visit(name, None)
+            if out is not None:
+                question.source.ready()  # a buffer may have been something that rows come from
+            return {name: found[name] for name in names}
+
+    def norms(self, *, params: Params = None) -> Tensor:
+        """‖gᵢ‖ over all parameters: (n,). Never materialised.
+
+        Where products of positions cancel so far that digits would be lost, they are taken again
+        from rows. Clipping does not rely on them: it uses certified bounds.
+        """
+        question = self._open()
+        with question.asking():
+            return question.sq_norms(question.names(params)).sqrt_()
+
+    def parameter_norms(self, *, params: Params = None) -> Grads:
+        """‖gᵢ‖ of each parameter: ``{name: (n,)}``."""
+        question = self._open()
+        with question.asking():
+            names = question.names(params)
+            found = question.source.sq_norms(names, apart=True)
+            return {
+                name: found[name].sqrt() if name in found else self._zero_norms(name)
+                for name in names
+            }
+
+    def weighted_sum(self, c: Tensor, *, params: Params = None) -> Grads:
+        """Σᵢ cᵢ gᵢ for any coefficients c (n,): ``{name: shape}``."""
+        question = self._open()
+        with question.asking():
+            names = question.names(params)
+            expect_coefficients(c, self.n)
+            weights = c.detach().to(question.device)
+            return question.summed(names, dict.fromkeys(names, weights), last=True)
+
+    def clipped_sum(self, max_norm: float, *, rule: Rule = flat, params: Params = None) -> Grads:
+        """Σᵢ cᵢ gᵢ with ‖cᵢ gᵢ‖ ≤ max_norm for every sample: DP-SGD's gradient, one backward.
+
+        ``rule``: :func:`persample.flat` (default), :func:`persample.automatic`,
+        :func:`persample.per_layer`, :func:`persample.per_group`, or any function of the norms (n,)
+        that returns coefficients.
+
+        Guarantees
+            * No sample contributes more than ``max_norm``, in exact arithmetic, whatever it
+              contains and whatever the rule returns: coefficients are limited by a certified upper
+              bound of the norm, not by its floating-point value.
+            * A sample's coefficient depends on that sample only.
+            * Sums are accumulated and returned in float32 at least.
+
+        ===========================  =====================================================
+        edge case                    result
+        ===========================  =====================================================
+        a sample's gradient is zero  contributes zero; nothing is divided by zero
+        NaN, inf, overflow           contributes zero, ``tape.nonfinite()`` names it, one
+                                     :class:`persample.NonFiniteWarning`
+        positions that cancel        the norm is recomputed in double precision
+        empty batch                  zeros
+        max_norm = 0                 zeros
+        negative or NaN max_norm     UsageError
+        mean or summed loss          UsageError: its rows are not gradients of losses
+        coupled normaliser           MixedSamplesError with the line that divides
+        ===========================  =====================================================
+        """
+        question = self._open()
+        with question.asking():
+            bound = number(max_norm, "max_norm")
+            if not 0 <= bound < float("inf"):
+                raise UsageError(
+                    f"max_norm must be finite and not negative, got {max_norm!r}",
+                    fix="clipped_sum(1.0) lets no sample contribute more than norm 1",
+                )
+            names, warn = question.names(params), not self._warned
+            found, left_out = clipped_sum(question, bound, rule, names, warn=warn)
+            self._warned = self._warned or left_out
+            return found
+
+    def nonfinite(self, *, params: Params = None) -> Tensor:
+        """Samples whose gradient holds NaN or inf, or overflows when squared: indices.
+
+        They are those that contribute nothing to :meth:`clipped_sum`.
+        """
+        question = self._open()
+        with question.asking():
+            return nonfinite(question, question.names(params))
+
+    # ------------------------------------------------------------------ inner products
+
+    def gram(self, *, params: Params = None) -> Tensor:
+        """⟨gᵢ, gⱼ⟩ for every pair of samples: (n, n)."""
+        question = self._open()
+        with question.asking():
+            return inner_products.gram(question, question.names(params))
+
+    def cosine(self, *, params: Params = None) -> Tensor:
+        """⟨gᵢ, gⱼ⟩ / ‖gᵢ‖‖gⱼ‖: (n, n); zero where a gradient is zero."""
+        products = self.gram(params=params)
+        with self._question.asking():
+            return inner_products.cosine(products)
+
+    def cross(self, other: Tape, *, params: Params = None) -> Tensor:
+        """⟨gᵢ, hⱼ⟩ between this tape's samples and another's: (n, m).
+
+        Over the parameters that both tapes recorded. One of the two may be lean.
+        """
+        question = self._open()
+        with question.asking():
+            if not isinstance(other, Tape):
+                raise UsageError(
+                    f"cross takes another tape, got {shown(other)}",
+                    fix="dots(direction) takes a dictionary of tensors",
+                )
+            return inner_products.cross(question, other._open(), question.names(params))
+
+    def dots(self, direction: Mapping[str, Tensor], *, params: Params = None) -> Tensor:
+        """⟨gᵢ, V⟩ for a direction ``{name: shape}``: (n,).
+
+        For m directions at once, ``{name: (m, *shape)}``: (n, m). With ``params=`` the direction
+        may hold other names, too.
+
+        >>> import torch, persample
+        >>> model = torch.nn.Linear(3, 2)
+        >>> with persample.record(model) as tape:
+        ...     tape.backward(model(torch.randn(4, 3)).square().sum(1))
+        >>> along = {name: torch.randn(5, *g.shape[1:]) for name, g in tape.grads().items()}
+        >>> tape.dots(along).shape
+        torch.Size([4, 5])
+        """
+        question = self._open()
+        with question.asking():
+            names, chosen = question.names(params), params is not None
+            expect_direction(direction, names, question.selected, chosen=chosen, several=True)
+            return inner_products.dots(question, direction, names)
+
+    def project(
+        self,
+        dim: int,
+        *,
+        seed: int,
+        params: Params = None,
+        scale: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
+        """Random projections that keep inner products on average: (n, dim).
+
+        The map depends on seed, parameter name, shape and dim alone, so projections of different
+        batches, runs and devices can be compared. E⟨P gᵢ, P gⱼ⟩ = ⟨gᵢ, gⱼ⟩.
+
+        ``scale``: a real tensor for each parameter, ``{name: shape}``, that its gradients are
+        multiplied by first (the second moments of Adam, a diagonal Fisher matrix).
+        """
+        question = self._open()
+        with question.asking():
+            wanted, names = expect_projection(dim, seed), question.names(params)
+            if scale is not None:
+                expect_direction(scale, names, question.selected, chosen=params is not None)
+            return inner_products.project(question, wanted, names, scale)
+
+    def positions(
+        self, direction: Mapping[str, Tensor] | None = None, *, params: Params = None
+    ) -> Tensor:
+        """What each position (token, pixel) contributes to ‖gᵢ‖², or to ⟨gᵢ, V⟩: (n, T).
+
+        Row i adds up to ``norms()[i] ** 2``, or to ``dots(direction)[i]``, exactly: position t has
+        ⟨gᵢₜ, gᵢ⟩, where gᵢₜ is the part of the gradient that enters parameters through results at
+        position t. A position that works against the others has a negative share.
+
+        Needs ``record(..., positions=True)``. Positions are the first axis of a use's result that
+        is neither the samples' nor a feature's; what is flattened with the samples into one axis;
+        all pixels of a convolution. Every parameter asked for must have been used with the same
+        number of them; one without (a classifier of a pooled token) is refused by name:
+        ``params=`` leaves it out.
+
+        >>> import torch, persample
+        >>> model = torch.nn.Linear(3, 2)
+        >>> with persample.record(model, positions=True) as tape:
+        ...     tape.backward(model(torch.randn(4, 6, 3)).square().sum((1, 2)))
+        >>> tape.positions().shape
+        torch.Size([4, 6])
+        """
+        question = self._open()
+        with question.asking():
+            names = question.names(params)
+            if direction is not None:
+                chosen = params is not None
+                expect_direction(direction, names, question.selected, chosen=chosen)
+            forms = self._forms
+            if forms is None or forms.looped:
+                question.source.ready()
+                raise nothing_kept() if forms is None else no_positions()
+            forms.forms(())  # refuses what is no longer true
+            return self._positions.contributions(forms.contributions, names, direction, self.n)
+
+    # ------------------------------------------------------------------ moments
+
+    def second_moment(self, *, params: Params = None) -> Grads:
+        """meanᵢ gᵢ², element by element: ``{name: shape}``."""
+        question = self._open()
+        with question.asking():
+            return moments.second_moment(question, question.names(params))
+
+    def variance(self, *, params: Params = None) -> Grads:
+        """The unbiased variance over samples, element by element: ``{name: shape}``."""
+        question = self._open()
+        with question.asking():
+            return moments.variance(question, question.names(params))
+
+    def noise_scale(self, *, params: Params = None) -> NoiseScale:
+        """The simple gradient noise scale tr Σ / |G|², with its parts.
+
+        With m = meanᵢ‖gᵢ‖² and N = ‖meanᵢ gᵢ‖²: tr Σ = n(m − N)/(n − 1), |G|² = N − tr Σ / n.
+        """
+        question = self._open()
+        with question.asking():
+            return moments.noise_scale(question, question.names(params))
+
+    # ------------------------------------------------------------------ optimizers
+
+    def set_grad(self, grads: Mapping[str, Tensor], *, accumulate: bool = False) -> None:
+        """Make ``{name: gradient}`` the parameters' ``.grad`` (or add to it).
+
+        The tensors are taken over, not copied, as in ``parameter.grad = tensor``: what changes
+        ``.grad`` in place later changes them. Adding writes to neither.
+
+        Where the model is spread over processes (DDP, ``fully_shard``), every process must call it,
+        and what is written is the sum over processes, not their mean.
+        """
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            selected = self._open().selected
+            if accumulate and self._context.options.grad:
+                raise UsageError(
+                    "set_grad(..., accumulate=True) on a recording with grad=True",
+                    why="the ordinary gradient is in .grad already: a clipped sum added to it has "
+                    "no bound",
+                    fix="set_grad(...) without accumulate replaces it; or record without grad=True",
+                )
+            problem, processes = unfit(grads, selected), self._context.processes
+            if processes is not None:
+                targets = processes.reduced(grads, selected, accumulate=accumulate, problem=problem)
+            elif problem is not None:
+                raise problem
+            else:
+                targets = [(selected[name], value) for name, value in grads.items()]
+            forget_untrained(parameter for parameter, _ in targets)
+            for parameter, value in targets:
+                new = value.detach().to(parameter.dtype)
+                if accumulate and parameter.grad is not None:
+                    new = parameter.grad + new
+                parameter.grad = new
+
+    def _zero_norms(self, name: str) -> Tensor:
+        parameter = self._question.selected[name]
+        return torch.zeros(self.n, dtype=real(parameter.dtype), device=parameter.device)
+
+
+def _release(owner: weakref.ref[Recording]) -> None:
+    """A tape is gone: so are the tensors that were followed for it."""
+    recording = owner()
+    if recording is not None:
+        recording.release()
+
+
+def _written(
+    form: Form | None, shape: tuple[int, ...], parameter: Tensor, buffer: Tensor | None
+) -> Tensor:
+    if form is None:
+        if buffer is not None:
+            return buffer.zero_()
+        return torch.zeros(shape, dtype=parameter.dtype, device=parameter.device)
+    if buffer is not None:
+        return form.write(buffer)
+    return form.fresh().to(parameter.dtype)

@@ -1,0 +1,53 @@
+"""Memory that belongs to the caller, who may write to it without being seen."""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+from torch import Tensor
+
+
+class CallerMemory:
+    """Inputs and results of the model. What is kept of them is a copy, or watched."""
+
+    def __init__(self, *, lean: bool) -> None:
+        self.storages: set[int] = set()
+        self._lean = lean  # a lean recording runs over them again
+        self._kept: list[Tensor] = []
+        self._given: list[weakref.ref[Tensor]] = []
+
+    def add(self, tensor: Tensor, *, received: bool = True) -> None:
+        """Note a tensor that the caller passed in (``received``), or was given."""
+        memory = memory_of(tensor)
+        if memory:
+            self.storages.add(memory)
+            if self._lean and received:
+                self._kept.append(tensor)
+            elif self._lean:
+                self._given.append(weakref.ref(tensor))
+
+    def alive(self) -> list[Tensor]:
+        """What a lean recording depends on, and the caller may write to."""
+        return [*self._kept, *(t for t in (ref() for ref in self._given) if t is not None)]
+
+    def copied(self, tensor: Tensor) -> Tensor:
+        """The tensor, or a copy of it where it lies in the caller's memory."""
+        if tensor.untyped_storage().data_ptr() in self.storages:
+            return tensor.detach().clone()
+        return tensor.detach() if tensor.requires_grad else tensor
+
+    def clear(self) -> None:
+        """Forget the tensors."""
+        self._kept.clear()
+        self._given.clear()
+
+
+def memory_of(tensor: Tensor) -> int:
+    """Where the memory begins that a tensor is in; 0 for one without such."""
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return 0
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except RuntimeError:  # of a class that wraps others
+        return 0

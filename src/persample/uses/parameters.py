@@ -1,0 +1,204 @@
+"""The model's parameters as slots: who is recorded, under which name, and where it is now."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UsageError
+from ..validation import shown
+
+Modules = list[tuple[str, nn.Module]]
+Params = str | Iterable[str] | Callable[[str], bool] | None
+
+
+class Slot(NamedTuple):
+    """A trainable tensor found in a parameter slot; ``name`` is None if it is not recorded."""
+
+    name: str | None
+    tensor: Tensor
+
+
+def choose(params: Params, names: Iterable[str]) -> list[str]:
+    """The names that a ``params=`` argument selects, in the given order."""
+    known = list(names)
+    if params is None:
+        return known
+    examples = f"names come from model.named_parameters(): {', '.join(known[:4])} …"
+    fits = isinstance(params, Iterable) or callable(params)
+    if not fits or isinstance(params, (nn.Module, Tensor)):
+        raise UsageError(
+            f"params= takes a name, names, or a predicate on names, got {shown(params)}",
+            fix=examples,
+        )
+    if callable(params):
+        found = [name for name in known if params(name)]
+    else:
+        wanted = [params] if isinstance(params, str) else list(params)
+        for name in wanted:
+            if not isinstance(name, str) or name not in known:
+                raise UsageError(
+                    f"no recorded parameter is called {shown(name)}",
+                    why="it does not exist, is frozen, is an alias of a tied one, or was not "
+                    "selected",
+                    fix=f"{examples}; params=lambda name: ... selects several",
+                )
+        found = [name for name in known if name in wanted]
+    if known and not found:
+        raise UsageError("params= selects no parameter", fix=examples)
+    return found
+
+
+def modules_of(model: nn.Module) -> Modules:
+    """``named_modules()`` with a dot after every name, in one pass through the tree."""
+    found: Modules = []
+    seen: set[int] = set()
+
+    def visit(prefix: str, module: nn.Module) -> None:
+        if id(module) not in seen:
+            seen.add(id(module))
+            found.append((prefix, module))
+            for name, child in module._modules.items():
+                if child is not None:
+                    visit(f"{prefix}{name}.", child)
+
+    visit("", model)
+    if all(type(module).named_modules is nn.Module.named_modules for _, module in found):
+        return found
+    return [(f"{name}." if name else "", module) for name, module in model.named_modules()]
+
+
+def _trainable(model: nn.Module, modules: Modules) -> dict[str, Tensor]:
+    """Those of ``named_parameters()`` that require gradients, as fast as can be."""
+    if type(model).named_parameters is not nn.Module.named_parameters:
+        return {name: p for name, p in model.named_parameters() if p.requires_grad}
+    found: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for prefix, module in modules:
+        for name, parameter in module._parameters.items():
+            if parameter is not None and id(parameter) not in seen:
+                seen.add(id(parameter))
+                if parameter.requires_grad:
+                    found[prefix + name] = parameter
+    return found
+
+
+class Parameters:
+    """Found by identity; looked up again by slot when a tensor is unknown.
+
+    ``functional_call`` and FSDP2 put other tensors into the modules' slots while the model runs.
+    """
+
+    def __init__(
+        self, model: nn.Module, params: Params, modules: Modules, *, all_grads: bool = False
+    ) -> None:
+        self.model = model
+        trainable = _trainable(model, modules)
+        chosen = trainable.keys() if params is None else set(choose(params, trainable))
+        # ordinary gradients are wanted of all of them, questions are asked of the chosen ones
+        self._asked = frozenset(chosen) if all_grads and params is not None else None
+        if all_grads:
+            chosen, params = trainable.keys(), None
+        if not chosen:
+            raise UsageError(
+                "there is no trainable parameter to record",
+                fix="set requires_grad on the parameters you want gradients of",
+            )
+        self.selected = {n: p for n, p in trainable.items() if n in chosen}
+        self.partial = len(self.selected) < len(trainable)
+        self.slots: dict[int, Slot] = {
+            id(p): Slot(n if n in chosen else None, p) for n, p in trainable.items()
+        }
+        self._wanted = params is None or (params if callable(params) else False)
+        self._foreign: list[weakref.ref[Tensor]] = []  # leaves that were no parameters when used
+        self._new: list[str] = []  # parameters that came, or were unfrozen, after the beginning
+        self.homes: list[Tensor] = []  # where gradients of sharded parameters end up
+        self.exchanged = False  # whether another tensor was found in a slot
+        self._standing: dict[str, int] = {}
+
+    @property
+    def asked(self) -> Mapping[str, Tensor]:
+        """The parameters that questions are about."""
+        if self._asked is None:
+            return self.selected
+        return {name: p for name, p in self.selected.items() if name in self._asked}
+
+    def find(self, tensor: Tensor) -> Slot | None:
+        """The slot of a tensor that requires a gradient."""
+        return self.slots.get(id(tensor)) or self._search(tensor)
+
+    def _search(self, tensor: Tensor) -> Slot | None:
+        for prefix, module in modules_of(self.model):
+            for key, value in module._parameters.items():
+                if value is tensor:
+                    name = prefix + key
+                    slot = Slot(name if name in self.selected else None, tensor)
+                    self.slots[id(tensor)] = slot
+                    if slot.name is None and torch.is_grad_enabled():
+                        self._new.append(name)
+                    if slot.name is not None:
+                        self.selected[slot.name] = tensor
+                        self.exchanged = True
+                    return slot
+        return None
+
+    def note_foreign(self, leaf: Tensor) -> None:
+        """A leaf was used that is no parameter: it may become one."""
+        self._foreign.append(weakref.ref(leaf))
+
+    def expect_no_new(self) -> None:
+        """Refuse parameters that take part and were not there, or frozen, when the block began."""
+        new = list(self._new)
+        if self._foreign:
+            here = {id(p): name for name, p in self.model.named_parameters()}
+            leaves = [leaf for leaf in (ref() for ref in self._foreign) if leaf is not None]
+            new += [here[id(leaf)] for leaf in leaves if id(leaf) in here]
+        wanted = self._wanted
+        found = [name for name in new if (wanted(name) if callable(wanted) else wanted)]
+        if found:
+            raise UsageError(
+                f"the parameter {found[0]!r} was added or unfrozen inside the block",
+                why="which parameters are recorded is read when the block begins",
+                fix="change the model before persample.record(model), or leave it out with params=",
+            )
+
+    def stand(self, tensor: Tensor | int) -> str | None:
+        """A gradient arrived at this tensor of a slot: it stands for its parameter from now on.
+
+        Returns the parameter's name if another one does: a name can only tell one's gradient.
+        """
+        where = tensor if isinstance(tensor, int) else id(tensor)
+        slot = self.slots.get(where)
+        if slot is None or slot.name is None:
+            return None
+        if self._standing.setdefault(slot.name, where) != where:
+            return slot.name
+        self.selected[slot.name] = slot.tensor
+        return None
+
+    def expect_no_hooks(self) -> None:
+        """Refuse hooks on recorded parameters: for most gradients they would not be called."""
+        for name, parameter in self.selected.items():
+            if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+                raise UsageError(
+                    f"the parameter {name!r} has a gradient hook",
+                    why="per-sample gradients do not pass through it",
+                    fix="remove the hook and apply it to the answer",
+                )
+
+    def leaves(self) -> list[Tensor]:
+        """Every leaf that an ordinary backward could write a ``.grad`` to."""
+        found = {id(slot.tensor): slot.tensor for slot in self.slots.values()}
+        found.update({id(home): home for home in self.homes})
+        return [tensor for tensor in found.values() if tensor.is_leaf]
+
+    def aliases(self) -> dict[str, tuple[str, ...]]:
+        """Other names of tied parameters, by the first."""
+        names: dict[int, list[str]] = {}
+        for name, parameter in self.model.named_parameters(remove_duplicate=False):
+            names.setdefault(id(parameter), []).append(name)
+        return {found[0]: tuple(found[1:]) for found in names.values()}

@@ -1,0 +1,138 @@
+"""What calls alike have in common: how leaves make up arguments, which of them are whose."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from ..errors import Reason
+from ..layouts.layout import Layout
+
+
+@dataclass(slots=True)
+class Template:
+    """How a call's leaves make up its arguments; nested containers go through pytree."""
+
+    spec: TreeSpec | None
+    positional: int
+    names: tuple[str, ...]
+
+    def call(self, leaves: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments and keyword arguments."""
+        if self.spec is not None:
+            args, kwargs = tree_unflatten(leaves, self.spec)
+            return args, kwargs
+        k = self.positional
+        if k == len(leaves):
+            return tuple(leaves), {}
+        return tuple(leaves[:k]), dict(zip(self.names, leaves[k:], strict=True))
+
+
+def taken_apart(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], Template]:
+    """The leaves of a call and the template that puts them together again."""
+    leaves = [*args, *kwargs.values()]
+    for value in leaves:
+        if isinstance(value, (list, tuple, dict)) and _holds_tensors(value):
+            leaves, spec = tree_flatten((tuple(args), kwargs))
+            return leaves, Template(spec, 0, ())
+    return leaves, _flat_template(len(args), tuple(kwargs))
+
+
+@functools.cache
+def _flat_template(positional: int, names: tuple[str, ...]) -> Template:
+    return Template(None, positional, names)
+
+
+def _holds_tensors(value: Any) -> bool:
+    items = value.values() if isinstance(value, dict) else value
+    return any(
+        isinstance(v, Tensor) or (isinstance(v, (list, tuple, dict)) and _holds_tensors(v))
+        for v in items
+    )
+
+
+@dataclass(slots=True)
+class Tapped:
+    """The results that are tapped: which of a call's, whose, why refused, of what kind."""
+
+    results: list[int]
+    layouts: list[Layout]
+    refused: list[Reason | None]
+    shapes: list[torch.Size]
+    dtypes: list[torch.dtype]
+    usual: bool = field(init=False)  # none is refused, and none has samples by explicit ids
+
+    def __post_init__(self) -> None:
+        explicit = any(layout.ids is not None for layout in self.layouts)
+        self.usual = not explicit and all(reason is None for reason in self.refused)
+
+
+def tapped(found: Sequence[tuple[int, Layout, Reason | None, Tensor]]) -> Tapped:
+    """From index, layout, why its gradient is refused, and tensor of each."""
+    return Tapped(
+        [index for index, _, _, _ in found],
+        [layout for _, layout, _, _ in found],
+        [reason for _, _, reason, _ in found],
+        [out.shape for _, _, _, out in found],
+        [out.dtype for _, _, _, out in found],
+    )
+
+
+@dataclass(slots=True)
+class Kind:
+    """Calls alike: operator, places of parameters (``mine``) and data among the leaves, layouts.
+
+    ``blank`` are the leaves where all of them are tensors; ``single`` is what is tapped where the
+    only result is.
+    """
+
+    operator: str
+    template: Template
+    mine: list[int]
+    data: list[int]
+    layouts: list[Layout | None]
+    inplace: bool = False
+    blank: list[Any] | None = None
+    single: Tapped | None = None
+    learned: bool = False
+
+    def constants(self, leaves: Sequence[Any]) -> list[Any]:
+        """A call's leaves without its tensors."""
+        if self.blank is not None:
+            return self.blank
+        return [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+
+
+_KNOWN: dict[tuple[Any, ...], Kind] = {}
+_LIMIT = 1 << 12
+
+
+def known(key: tuple[Any, ...] | None, inplace: bool, positional: int) -> Kind | None:
+    """The kind of calls with this key, if one was seen that was written the same way."""
+    if key is None:
+        return None
+    try:
+        kind = _KNOWN.get(key)
+    except TypeError:  # an argument that cannot be compared
+        return None
+    if kind is None or kind.inplace is not inplace or kind.template.positional != positional:
+        return None
+    return kind
+
+
+def learn(key: tuple[Any, ...], kind: Kind) -> None:
+    """Remember a kind, if shapes and closed layouts decide all of it; its key can be hashed."""
+    single = kind.single
+    if kind.learned or single is None or kind.template.spec is not None:
+        return
+    if single.layouts[0].ids is None and single.layouts[0].coupled is None:
+        if len(_KNOWN) >= _LIMIT:
+            _KNOWN.clear()
+        _KNOWN[key] = kind
+        kind.learned = True

@@ -1,0 +1,151 @@
+"""How a use gets its operator's output gradient: a hook before the operator's own node, or a node.
+
+The hook is the rule: it costs little and leaves the graph as torch built it. A node of our own
+(:class:`Tap`) serves where there is no native node (no argument requires a gradient), where several
+results are tapped, and where saved-tensor hooks (activation checkpointing, offloading) decide how
+the arguments are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..layouts import Operator
+from ..layouts.operator_facts import LATE, PRODUCTS
+from .tensor_states import versions
+from .use import Use
+
+
+class Before:
+    """Called by autograd before the operator's own node runs, with the complete gradients.
+
+    The arguments are held detached: an argument that is written to later gets a history that leads
+    through this very node, and would keep itself alive.
+    """
+
+    __slots__ = ("index", "saved", "shape", "use", "versions")
+
+    def __init__(
+        self, use: Use, saved: Sequence[Tensor], index: int, shape: torch.Size | None
+    ) -> None:
+        self.use, self.index, self.shape = use, index, shape
+        kept = [t.detach() for t in saved]
+        self.saved: tuple[Tensor, ...] | None = tuple(kept)
+        self.versions = versions(kept)
+
+    def __call__(self, grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
+        """Hand the gradient to the use; matrix products get one that need not be copied twice."""
+        grad, context = grads[self.index], self.use.context()
+        if grad is None or context is None or context.closed:
+            return None
+        changed = None
+        with torch._C.DisableTorchFunction():
+            if self.shape is not None:
+                grad = grad.reshape(self.shape)
+            elif grad.dim() > 2 and self.use.operator in PRODUCTS and not grad.is_contiguous():
+                grad = grad.contiguous()
+                changed = (*grads[: self.index], grad, *grads[self.index + 1 :])
+            context.receiver.receive(self.use, self._unpacked(), (grad,))
+        if not context.backward.retain and context.backward.receiving:
+            self.saved = None
+        return changed
+
+    def _unpacked(self) -> tuple[Tensor, ...]:
+        if self.saved is None:
+            raise RuntimeError(
+                f"{self.use.operator}: back-propagating a second time through a graph that was "
+                "freed; pass retain_graph=True the first time"
+            )
+        if versions(self.saved) != self.versions:
+            raise RuntimeError(
+                f"an argument of {self.use.operator} was modified by an inplace operation after "
+                "it was used, and is needed for gradients"
+            )
+        return self.saved
+
+
+class After:
+    """Called after the operator's own node has run, where rows are written out at once.
+
+    For operators that take their most memory while they compute the gradient of their input.
+    """
+
+    __slots__ = ("before",)
+
+    def __init__(self, before: Before) -> None:
+        self.before = before
+
+    def __call__(self, found: Any, grads: tuple[Tensor | None, ...]) -> None:
+        """Hand the gradient to the use."""
+        self.before(grads)
+
+
+def source(operator: Operator, result: Tensor) -> Tensor | None:
+    """The tensor whose node a hook can go on: the result, or what it is a reshaped view of.
+
+    A view that is written to in place gets a new node, and gradients no longer pass its old one;
+    they pass the node of the tensor it is a view of.
+    """
+    if not operator.fresh or operator.inplace:
+        return None
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        return None
+    base = result._base
+    if base is None:
+        return result if result.grad_fn is not None else None
+    whole = base.numel() == result.numel() and base.is_contiguous() and result.is_contiguous()
+    return base if whole and base.grad_fn is not None else None
+
+
+def hook(use: Use, result: Tensor, made: Tensor, saved: Sequence[Tensor]) -> None:
+    """Listen at the node of ``made``, a tensor with the result's elements."""
+    node = made.grad_fn
+    assert node is not None
+    shape = None if made is result else result.shape
+    before = Before(use, saved, made.output_nr, shape)
+    context = use.context() if use.operator in LATE else None
+    if context is not None and context.backward.strict:
+        node.register_hook(After(before))
+    else:
+        node.register_prehook(before)
+
+
+class Tap(torch.autograd.Function):
+    """Identity on the outputs of one operator; saves the operator's data arguments.
+
+    Saving goes through ``save_for_backward``, so that activation checkpointing and saved-tensor
+    hooks see it and an argument overwritten in place raises. The anchor gives the node a reason to
+    exist where no data argument requires a gradient.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, anchor: Tensor, use: Any, count: int, dirty: bool, *tensors: Tensor
+    ) -> Any:
+        """Pass ``tensors[count:]`` through; keep ``tensors[:count]``."""
+        outs = tensors[count:]
+        ctx.use, ctx.count = use, count
+        ctx.save_for_backward(*tensors[:count])
+        ctx.set_materialize_grads(False)
+        if dirty:
+            ctx.mark_dirty(*outs)
+        else:
+            outs = tuple(o.clone() for o in outs)
+        return outs[0] if len(outs) == 1 else outs
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        """Forward-mode derivatives pass as they are; what they are used for is not followed."""
+        outs = tangents[4 + ctx.count :]
+        return outs[0] if len(outs) == 1 else outs
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        """Hand the gradients to the use and pass them on."""
+        if any(g is not None for g in grads):
+            ctx.use.fire(ctx.saved_tensors, grads)
+        return (None, None, None, None, *(None,) * ctx.count, *grads)

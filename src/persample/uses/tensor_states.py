@@ -1,0 +1,347 @@
+"""What the recorder knows of live tensors: a weak table from tensor to state."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from ..errors import LOOP, Reason, here
+from ..layouts.layout import Additive, Layout, Mixed, State
+from ..layouts.views import Place, painted_through, whole_of
+from .use import Lookup
+
+
+class Derived:
+    """Computed from parameters only; ``selected`` if one of them is recorded.
+
+    ``lookup`` says how, where it was rows of a recorded table, chosen by constants.
+    """
+
+    __slots__ = ("lookup", "selected")
+
+    def __init__(self, selected: bool, lookup: Lookup | None = None) -> None:
+        self.selected, self.lookup = selected, lookup
+
+
+SELECTED, EXCLUDED = Derived(True), Derived(False)
+
+
+class Family:
+    """Tensors that share memory share a version counter; what was seen of it last."""
+
+    __slots__ = ("epoch", "history", "version")
+
+    def __init__(self, version: int) -> None:
+        self.version, self.epoch, self.history = version, 0, False
+
+
+class Mark(weakref.ref[Tensor]):
+    """One tensor's state, and what would show that somebody changed it unseen.
+
+    Most tensors have no relatives: a family is founded when somebody asks for it.
+    """
+
+    __slots__ = ("_family", "_version", "batches", "epoch", "history", "key", "state")
+    _family: Family | None
+    _version: int
+    batches: int  # which batches it was computed from; see uses/batches.py
+    epoch: int
+    history: bool
+    key: int
+    state: State | Derived
+
+    @property
+    def family(self) -> Family:
+        """The tensors it shares memory with."""
+        if self._family is None:
+            self._family = Family(self._version)
+        return self._family
+
+    @family.setter
+    def family(self, value: Family) -> None:
+        self._family = value
+
+    def unchanged(self, tensor: Tensor) -> bool:
+        """Whether nothing suggests a second look."""
+        family = self._family
+        try:
+            if family is None:
+                if self._version != tensor._version:
+                    return False
+            elif family.version != tensor._version or self.epoch != family.epoch:
+                return False
+        except RuntimeError:  # inference tensors count no versions
+            return False
+        return self.history or not tensor.requires_grad
+
+
+def version(tensor: Tensor) -> int:
+    """The version counter; inference tensors have none."""
+    try:
+        return tensor._version
+    except RuntimeError:
+        return -1
+
+
+def versions(tensors: Iterable[Tensor]) -> list[int]:
+    """The version counter of each."""
+    try:
+        return [tensor._version for tensor in tensors]
+    except RuntimeError:
+        return [version(tensor) for tensor in tensors]
+
+
+_SAMPLES = (Layout, Additive, Mixed)
+
+
+class Memory(NamedTuple):
+    """What was computed into some memory, for as long as it is not given back."""
+
+    storage: Any
+    view: Place
+    state: State
+    batches: int
+
+
+class TensorStates:
+    """Weak table: entries die with their tensors, ids are never reused while an entry lives.
+
+    A tensor saved inside a recomputation (checkpointing inside checkpointing) outlives its Python
+    object and comes back as another one: there, ``memories`` knows it by its memory.
+    """
+
+    __slots__ = ("_aliased", "_forget", "_lent", "batches", "made", "memories", "n", "table")
+
+    def __init__(self) -> None:
+        self.table: dict[int, Mark] = {}
+        self.n: int | None = None
+        self.batches = 0  # what the results of the call that runs are computed from
+        self.memories: list[Memory] | None = None  # a list while a backward pass runs
+        self.made: list[Tensor] | None = None  # a list while a function's results are kept alive
+        self._lent: dict[int, tuple[weakref.ref[Tensor], Mark]] = {}
+        self._aliased: set[int] = set()  # memory of constants that ``.data`` gave away
+        table = self.table
+
+        def forget(ref: Any) -> None:
+            table.pop(ref.key, None)
+
+        self._forget = forget
+
+    def put(self, tensor: Tensor, state: State | Derived, like: Mark | None = None) -> None:
+        """Remember a tensor's state; ``like`` is the mark of a tensor it shares memory with."""
+        table, key = self.table, id(tensor)
+        known = table.get(key)
+        if known is not None:
+            known.state, known.history = state, tensor.requires_grad
+            known.batches = self.batches
+            known.family.version = version(tensor)
+            known.epoch = known.family.epoch
+            return
+        mark = table[key] = Mark(tensor, self._forget)
+        mark.key, mark.state, mark.history = key, state, tensor.requires_grad
+        mark.batches = self.batches
+        if like is None:
+            mark._family, mark._version, mark.epoch = None, version(tensor), 0
+        else:
+            mark._family = family = like.family
+            mark.epoch = family.epoch
+        if self.memories is not None and isinstance(state, _SAMPLES) and has_memory(tensor):
+            storage = StorageWeakRef(tensor.untyped_storage())
+            self.memories.append(Memory(storage, view(tensor), state, self.batches))
+            if self.made is not None:
+                self.made.append(tensor)
+
+    def lend(self, alias: Tensor, source: Tensor) -> None:
+        """``.data`` shares memory with its tensor, but counts writes for itself."""
+        lender = self._lender(source) or self.table.get(id(source))
+        if lender is not None:
+            self._lent[id(alias)] = weakref.ref(alias), lender
+
+    def alias(self, constant: Tensor) -> None:
+        """Somebody took ``.data`` of a constant: writes to it will not be counted for it."""
+        if has_memory(constant):
+            self._aliased.add(constant.untyped_storage()._cdata)
+
+    def _warn(self, tensor: Tensor) -> None:
+        """Samples were written to such memory: what is known of it by other names is doubtful."""
+        where, known = tensor.untyped_storage()._cdata, self.table.get(id(tensor))
+        for mark in list(self.table.values()) if where in self._aliased else ():
+            other = mark()
+            if other is None or (known is not None and mark.family is known.family):
+                continue
+            if has_memory(other) and other.untyped_storage()._cdata == where:
+                mark.family.epoch += 1
+
+    def _lender(self, tensor: Tensor) -> Mark | None:
+        alias, lender = self._lent.get(id(tensor), (None, None))
+        return lender if alias is not None and alias() is tensor else None
+
+    def _tell(self, tensor: Tensor) -> None:
+        """Memory was written to that others know by ``.data``, or that was known by it."""
+        base = tensor if tensor._base is None else tensor._base
+        lender = self._lender(base) or self.table.get(id(base))
+        if lender is None:
+            return
+        lender.family.epoch += 1
+        for key, (alias, other) in self._lent.items():
+            if other.family is lender.family and alias() is not None and key in self.table:
+                self.table[key].family.epoch += 1
+
+    def rewrite(self, tensor: Tensor, state: State | Derived, changed: bool) -> None:
+        """An operator seen by the recorder wrote into the tensor."""
+        if changed and isinstance(state, (Layout, Additive, Mixed)):
+            if self._lent:
+                self._tell(tensor)
+            if self._aliased and has_memory(tensor):
+                self._warn(tensor)
+        known = self.table.get(id(tensor))
+        if known is not None and changed:
+            known.family.epoch += 1
+        if self.memories is not None and changed and has_memory(tensor):
+            written = tensor.untyped_storage()._cdata
+            self.memories[:] = [m for m in self.memories if m.storage.cdata != written]
+        self.put(tensor, state)
+        if tensor.requires_grad:
+            self.table[id(tensor)].family.history = True
+        base = tensor._base
+        if base is not None and isinstance(state, Derived) and changed:
+            self._derive_through(tensor, base, state)
+        if base is not None and isinstance(state, (Layout, Mixed)):
+            known = self.table.get(id(base))
+            if known is None or changed:
+                self._write_through(tensor, base, state)
+            else:
+                known.history = base.requires_grad
+
+    def _derive_through(self, view: Tensor, base: Tensor, state: Derived) -> None:
+        """Constants or parameters were written to a part of what is derived from parameters.
+
+        Autograd follows that itself. Other parts of it are not what they were.
+        """
+        known, family = self.table.get(id(base)), self.table[id(view)].family
+        if known is None or not isinstance(known.state, Derived) or known.family is not family:
+            return
+        if known.epoch == family.epoch - 1 and base.requires_grad:  # up to date but for this write
+            selected = known.state.selected or state.selected
+            known.state = SELECTED if selected else EXCLUDED
+            known.epoch = family.epoch
+
+    def _write_through(self, view: Tensor, base: Tensor, state: Layout | Mixed) -> None:
+        """A write into a view is a write into the tensor it is a view of."""
+        known = self.table.get(id(base))
+        before = known.state if known is not None else None
+        after: State = state
+        if isinstance(state, Layout):
+            whole = whole_of(state, view, base, self.n)
+            if whole is None or not (before is None or same(before, whole)):
+                whole = painted_through(state, view, base, before, self.n)
+            after = whole or unseen("a view of it was written to, with samples elsewhere")
+        family = self.table[id(view)].family
+        if known is None:
+            self.put(base, after)
+            self.table[id(base)].family = family
+            self.table[id(base)].epoch = family.epoch
+        else:
+            known.state, known.history = after, base.requires_grad
+            known.family.version = version(base)
+            known.epoch = known.family.epoch
+            known.family.history = known.family.history or base.requires_grad
+
+    def hooks(self) -> dict[int, int]:
+        """How many hooks tensors have, by their ids."""
+        with torch._C.DisableTorchFunction():
+            alive = [
+                tensor
+                for tensor in (mark() for mark in [*self.table.values()])
+                if tensor is not None
+            ]
+            return {id(t): len(t._backward_hooks) for t in alive if t._backward_hooks}
+
+    def twin(self, tensor: Tensor) -> State | Derived | None:
+        """The state of a live tensor that is the same memory seen the same way."""
+        if not has_memory(tensor):
+            return None
+        wanted = view(tensor)
+        for mark in list(self.table.values()):
+            other = mark()
+            if other is None or not isinstance(mark.state, _SAMPLES) or not has_memory(other):
+                continue
+            if view(other) == wanted:
+                self.put(tensor, mark.state)
+                self.table[id(tensor)].batches = mark.batches
+                return mark.state
+        memories = self.memories or []
+        memories[:] = [m for m in memories if not m.storage.expired()]
+        for memory in memories:
+            if memory.view == wanted:
+                self.put(tensor, memory.state)
+                self.table[id(tensor)].batches = memory.batches
+                return memory.state
+        return None
+
+    def get(self, tensor: Tensor) -> Mark | None:
+        """The mark, if the tensor is still what it was when it was marked."""
+        mark = self.table.get(id(tensor))
+        if mark is None:
+            return None
+        family = mark.family
+        if family.version != version(tensor) or mark.epoch != family.epoch:
+            mark.state = unseen("it, or a tensor that shares its memory, was written to")
+            mark.history = True
+            family.version, family.epoch = version(tensor), family.epoch + 1
+            mark.epoch = family.epoch
+        return mark
+
+
+def has_memory(tensor: Tensor) -> bool:
+    """Whether a tensor is some elements of one piece of memory."""
+    return tensor.layout is torch.strided and tensor.numel() > 0 and not transformed(tensor)
+
+
+def transformed(tensor: Tensor) -> bool:
+    """Whether a tensor stands for another inside a torch.func transform."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
+def view(tensor: Tensor) -> Place:
+    """Which memory a tensor looks at, and how."""
+    return Place(tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+
+
+def gained_history(mark: Mark, tensor: Tensor) -> bool:
+    """Whether something unseen made the tensor part of a graph since it was marked."""
+    known = mark.history or mark.family.history
+    return not known and tensor.requires_grad and tensor.grad_fn is not None
+
+
+def unseen(why: str) -> Mixed:
+    """The state of a tensor that something unseen had to do with."""
+    return Mixed(
+        Reason(
+            "an unseen operator",
+            f"persample cannot follow this tensor: {why}",
+            (),
+            here(),
+            LOOP,
+        )
+    )
+
+
+def same(before: Any, after: Any) -> bool:
+    """Whether a write left the colours where they were."""
+    if before is after:
+        return True
+    if isinstance(before, Layout) and isinstance(after, Layout):
+        if before.coupled is not after.coupled:
+            return False
+        if before.ids is None and after.ids is None:
+            return before.axis == after.axis and before.inner == after.inner
+        if before.ids is None or after.ids is None:
+            return False
+        return before.ids.shape == after.ids.shape and torch.equal(before.ids, after.ids)
+    return False

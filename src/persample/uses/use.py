@@ -1,0 +1,229 @@
+"""One use: one call of an operator in which a parameter met data, and what backward brought it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ..errors import Place, unheard
+from ..layouts.layout import Layout
+from ..run_state import RandomState
+from .pass_state import PassState
+from .signature import Kind, Tapped
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Where a derived tensor's elements are in the (contiguous) parameter it is a view of."""
+
+    name: str
+    size: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """A derived tensor that holds rows of a recorded table: ``table[index]``."""
+
+    name: str
+    index: Tensor
+    padding: int
+    shape: torch.Size
+    version: int
+
+
+@dataclass(slots=True)
+class Operand:
+    """A parameter argument of a use: a parameter itself (``name``) or derived from parameters.
+
+    ``view`` is set if it is a strided view of one parameter, with the axes ``expanded`` (along
+    which it is repeated) shrunk to one; ``once`` if what is repeated was computed from parameters;
+    ``lookup`` if it holds rows of one, picked by constants. ``owner`` is the id of the parameter
+    itself.
+    """
+
+    position: int
+    value: Tensor
+    name: str | None
+    edge: Any = None
+    version: int = 0
+    owner: int = 0
+    view: View | None = None
+    expanded: tuple[int, ...] = ()
+    once: Operand | None = None
+    lookup: Lookup | None = None
+    sources: list[str] | None = None  # parameters behind it, once known
+    lookups: dict[int, Any] | None = None  # look-ups behind it, once known, by their table's id
+
+    @property
+    def wanted(self) -> bool:
+        """Whether a recorded parameter is behind it."""
+        return self.name is not None or self.edge is not None
+
+
+@dataclass(slots=True)
+class Firing:
+    """What one backward brought: the saved data arguments and the output gradients."""
+
+    saved: tuple[Tensor, ...]
+    grads: tuple[Tensor | None, ...]
+
+
+class Receiver(Protocol):
+    """Takes what taps bring."""
+
+    def expect(self, use: Use) -> None:
+        """A use was recorded in forward."""
+
+    def receive(
+        self, use: Use, saved: tuple[Tensor, ...], grads: tuple[Tensor | None, ...]
+    ) -> None:
+        """A tap fired in backward, with the data it saved and its output gradients."""
+
+
+class Listener(Protocol):
+    """The recording that a use belongs to."""
+
+    closed: bool  # nobody will ask any more
+    backward: PassState
+
+    @property
+    def receiver(self) -> Receiver:
+        """Takes what taps bring."""
+
+
+@dataclass(slots=True)
+class Use:
+    """Everything needed to run the operator again and to say whose gradient is whose."""
+
+    context: Callable[[], Listener | None]  # a weak reference
+    kind: Kind
+    func: Callable[..., Any]
+    leaves: list[Any]
+    operands: list[Operand]
+    place: Place | None
+    rng: RandomState | None
+    autocast: tuple[tuple[str, torch.dtype], ...]
+    batches: int  # of its data
+    tapped: Tapped = field(init=False)
+    fingerprint: Tensor | None = None
+    guessed: Tensor | None = None  # where its results' samples are a guess
+    rule: Callable[..., Any] | None = None  # its own, where none belongs to the operator
+
+    @property
+    def operator(self) -> str:
+        """The operator's name."""
+        return self.kind.operator
+
+    @property
+    def out_layouts(self) -> list[Layout]:
+        """The layouts of the tapped results."""
+        return self.tapped.layouts
+
+    def fire(self, saved: tuple[Tensor, ...], grads: tuple[Tensor | None, ...]) -> None:
+        """Called by the tap in backward."""
+        context = self.context()
+        if context is None or context.closed:
+            unheard()
+        else:
+            with torch._C.DisableTorchFunction():
+                context.receiver.receive(self, saved, grads)
+
+    def values(self, firing: Firing) -> list[Any]:
+        """The call's leaves: saved data, constants and the operands' values."""
+        leaves = list(self.leaves)
+        for position, tensor in zip(self.kind.data, firing.saved, strict=True):
+            leaves[position] = tensor
+        for operand in self.operands:
+            leaves[operand.position] = operand.value
+        return leaves
+
+    def arguments(self, firing: Firing) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The call's arguments."""
+        return self.kind.template.call(self.values(firing))
+
+    def bind(self, firing: Firing, *names: str) -> list[Any]:
+        """The first arguments by position, or by name."""
+        template = self.kind.template
+        if template.spec is None and not template.names:  # the usual call
+            found = self.values(firing)[: len(names)]
+            return found + [None] * (len(names) - len(found))
+        args, kwargs = self.arguments(firing)
+        found = list(args[: len(names)])
+        for name in names[len(found) :]:
+            found.append(
+                next((kwargs[a] for a in _ALIASES.get(name, (name,)) if a in kwargs), None)
+            )
+        return found
+
+    def option(self, name: str, default: Any) -> Any:
+        """A keyword-only argument that is not a tensor."""
+        if self.kind.template.spec is None and name not in self.kind.template.names:
+            return default
+        return self.kind.template.call(list(self.leaves))[1].get(name, default)
+
+    def narrow(self) -> torch.dtype:
+        """float16 if one of the results is: gradients may vanish there."""
+        half = torch.float16 in self.tapped.dtypes
+        return torch.float16 if half else torch.float32
+
+    def call(
+        self, saved: Sequence[Tensor], values: Sequence[Tensor]
+    ) -> tuple[tuple[Any, ...], dict[str, Any], list[Any]]:
+        """Arguments made of given data and parameters, and the leaves that they are made of."""
+        leaves = list(self.leaves)
+        for position, tensor in zip(self.kind.data, saved, strict=True):
+            leaves[position] = tensor
+        for operand, value in zip(self.operands, values, strict=True):
+            leaves[operand.position] = value
+        if self.kind.inplace:
+            leaves[0] = leaves[0].clone()
+        return *self.kind.template.call(leaves), leaves
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], saved: Sequence[Tensor]) -> Any:
+        """The operator's result under the circumstances that it ran in."""
+        with self._surroundings(saved):
+            out = self.func(*args, **kwargs)
+        return args[0] if self.kind.inplace else out
+
+    def replay(self, saved: Sequence[Tensor], values: Sequence[Tensor]) -> list[Tensor]:
+        """The operator's tapped results, computed again from given data and parameters."""
+        args, kwargs, _ = self.call(saved, values)
+        out = self.run(args, kwargs, saved)
+        outs: list[Tensor] = []
+        _tensors(out, outs)
+        return [outs[k] for k in self.tapped.results]
+
+    @contextlib.contextmanager
+    def _surroundings(self, saved: Sequence[Tensor]) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for device, dtype in self.autocast:
+                stack.enter_context(torch.autocast(device, dtype=dtype, cache_enabled=False))
+            if self.rng is not None:
+                devices = [t.device for t in saved if t.device.type == "cuda"]
+                stack.enter_context(torch.random.fork_rng(devices))
+                self.rng.restore()
+            yield
+
+
+_ALIASES = {
+    "input": ("input", "self"),
+    "other": ("other", "mat2", "vec", "tensor2"),
+    "mat1": ("mat1", "batch1", "mat"),
+    "mat2": ("mat2", "batch2", "vec"),
+    "indices": ("indices", "input"),
+}
+
+
+def _tensors(value: Any, found: list[Tensor]) -> None:
+    if isinstance(value, Tensor):
+        found.append(value)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            _tensors(item, found)

@@ -1,0 +1,70 @@
+"""What is known of code of the user's own that gradients pass: hooks and custom functions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import GradientEdge
+
+from ..autograd_graph import nodes_of
+
+
+class UserCode:
+    """Facts that ``recording/user_code`` finds and others read."""
+
+    def __init__(self) -> None:
+        self.exposed = False  # gradients pass through hands that may write to them
+        self.reentrant = False  # a checkpoint runs its part of the graph by itself in backward
+        self.nested = False  # a user's torch.autograd.grad runs inside a backward pass
+        self.second_order = False  # a gradient was taken to be differentiated again
+        self.transforming = False  # torch.func ran code that was not followed
+        self.by_hand: list[Any] = []  # nodes at which gradients of weights pass such code
+        self.vouched: list[Any] = []  # nodes of rules that write rows themselves
+        self.followed: dict[int, Any] = {}  # nodes of functions that are followed, by their ids
+        self.ends: list[Any] = []  # of these, the ones that take parameters
+        self.derived: list[Any] = []  # nodes of parameters' own graphs that functions take
+        self.start = torch._C._autograd._get_sequence_nr()  # nodes of the block come later
+        self._walked: set[Any] = set()
+
+    def expose(self, tensor: Tensor) -> None:
+        """A hook that was registered before the block may write to gradients."""
+        if tensor.requires_grad and tensor._backward_hooks:
+            self.exposed = True
+
+    def find_behind(self, node: Any) -> None:
+        """Find functions in the graph of a weight whose results nobody saw become theirs.
+
+        A forward that enables gradients returns what has a history already.
+        """
+        waiting = [node]
+        while waiting:
+            at = waiting.pop()
+            if at is None or at in self._walked:
+                continue
+            self._walked.add(at)
+            if isinstance(at, BackwardCFunction) and at not in self.by_hand:
+                self.exposed = True
+                self.by_hand.append(at)
+            waiting += [into for into, _ in at.next_functions]
+
+    def shares_graphs(self) -> bool:
+        """Whether a function's run goes on through graphs of parameters that other uses need."""
+        return any(
+            at in self._walked and not hasattr(at, "variable")
+            for node in self.derived
+            for at in nodes_of(node)
+        )
+
+    def edges(self) -> list[GradientEdge]:
+        """Functions of parameters: a pass that does not go on to these has to end in them."""
+        return [GradientEdge(node, 0) for node in self.ends]
+
+    def clear(self) -> None:
+        """Forget the nodes."""
+        for nodes in (self.by_hand, self.vouched, self.ends, self.derived):
+            nodes.clear()
+        self.followed.clear()
+        self._walked.clear()

@@ -1,0 +1,1 @@
+"""Models of other packages, unmodified and small, against one sample at a time."""
