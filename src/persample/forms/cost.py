@@ -80,7 +80,7 @@ def all_of(plans: Sequence[Plan], n: int) -> Plan:
     """Of all parts, each asked on its own."""
     ways = " + ".join(dict.fromkeys(p.way for p in plans))
     flops, moved = sum(p.flops for p in plans), sum(p.moved for p in plans)
-    return Plan(ways, flops, moved, max(p.item for p in plans), n)
+    return Plan(ways or "nothing", flops, moved, max((p.item for p in plans), default=0), n)
 
 
 def cheapest(*plans: Plan) -> Plan:

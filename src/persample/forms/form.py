@@ -196,10 +196,6 @@ class Form:
         rows = [flat_rows(self.wide_dense(i, i + 1)).double() for i in which.tolist()]
         return torch.cat([r.square().sum(1) for r in rows])
 
-    def sq_bounds(self) -> Tensor:
-        """Numbers that ‖gᵢ‖² certainly does not exceed, tight up to rounding."""
-        return self.measured()[1]
-
     def enlarged(self, found: Tensor) -> Tensor:
         """Bounds of squared norms that were taken of the rows that sums are taken of."""
         return enlarged(found, 2 * self.size if self.dtype.is_complex else self.size)
@@ -209,9 +205,8 @@ class Form:
         return torch.zeros(self.n, dtype=real(self.dtype), device=self.device)
 
     def measured(self) -> tuple[Tensor, Tensor]:
-        """Squared norms and their bounds, for those who need both: rows are written out once."""
-        found = self.sq_norms()
-        return found, self.enlarged(found)
+        """Squared norms, and numbers that they certainly do not exceed, tight up to rounding."""
+        return self.certified()[:2]
 
     def unsure(self) -> Unsure | None:
         """Norms and what their bounds follow from, where many are looked at together."""
@@ -219,7 +214,8 @@ class Form:
 
     def certified(self) -> tuple[Tensor, Tensor, Tensor]:
         """Squared norms, their bounds, and :meth:`rounding`, from the same products."""
-        return *self.measured(), self.rounding()
+        found = self.sq_norms()
+        return found, self.enlarged(found), self.rounding()
 
     def weighted_sum(self, c: Tensor) -> Tensor:
         """Σᵢ cᵢ gᵢ: (*shape)."""

@@ -169,29 +169,23 @@ class Outer(Form):
     def _astray(self, energy: Tensor) -> Tensor:
         return rounded(energy, self.t, run_of(self.t, *self._lengths()))
 
-    def measured(self) -> tuple[Tensor, Tensor]:
+    def certified(self) -> tuple[Tensor, Tensor, Tensor]:
         """The norms plus what rounding can have hidden; doubtful ones again in double precision.
 
         The sum itself is rounded too: what it may be off by counts as part of the gradient.
         """
-        if self.t != 1 or self.dtype.is_complex:
-            return self.certified()[:2]
+        unsure = self.unsure()
+        if unsure is not None:
+            return unsure.found, *guarded([unsure])[0]
+        off = self.rounding()
+        if self.dtype.is_complex:
+            found = self.sq_norms()
+            return found, (self.enlarged(found).sqrt() + 2 * off).square_(), off
         (left, right), (a, b) = self._squares(), self._lengths()  # nothing can cancel
         found, unit = self._over_blocks(left * right), torch.finfo(left.dtype)
-        # a square that vanished may have met a huge one
+        # a square that vanished may be multiplied by a huge one
         bound = self._over_blocks(left.add_(a * unit.tiny).mul_(right.add_(b * unit.tiny)))
-        return found, bound.mul_(1 + unit.eps * (4 * (math.sqrt(a) + math.sqrt(b)) + 16))
-
-    def certified(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Norms, bounds and rounding from the same products."""
-        if self.dtype.is_complex:
-            found, off = self.sq_norms(), self.rounding()
-            return found, (self.enlarged(found).sqrt() + 2 * off).square_(), off
-        if self.t == 1:
-            return *self.measured(), super().rounding()
-        unsure = self.unsure()
-        assert unsure is not None
-        return unsure.found, *guarded([unsure])[0]
+        return found, bound.mul_(1 + unit.eps * (4 * (math.sqrt(a) + math.sqrt(b)) + 16)), off
 
     def unsure(self) -> Unsure | None:
         """Products of positions may cancel."""

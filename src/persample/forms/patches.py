@@ -162,12 +162,15 @@ class Patches(Form):
         if self.plan().way != "gram":
             found = self._by_rows()
             return found, found
-        found, _, hidden = by_positions(self.x, self.grad, self.shape, self.geometry)
+        found, _, hidden = self._by_positions()
         return found, scale_of(hidden)
 
     def _lengths(self) -> tuple[int, int]:
         """Of one position's output gradient and patch."""
         return self.shape[0], self.size // self.shape[0]
+
+    def _by_positions(self) -> tuple[Tensor, Tensor, Tensor]:
+        return by_positions(self.x, self.grad, self.shape, self.geometry)
 
     def _by_rows(self) -> Tensor:
         out = self.grad.new_zeros(self.n, dtype=real(self.dtype))
@@ -175,21 +178,17 @@ class Patches(Form):
             out[first:last] = squared(self.wide_dense(first, last))
         return out
 
-    def measured(self) -> tuple[Tensor, Tensor]:
+    def certified(self) -> tuple[Tensor, Tensor, Tensor]:
         """Norms, and bounds from the same products or rows.
 
         What rounding can have hidden is added; doubtful samples again in double precision.
         """
         if self.n == 0:
-            return super().measured()
-        if self.plan().way == "gram":
-            norms = by_positions(self.x, self.grad, self.shape, self.geometry)
-            t = self.grad.shape[2:].numel()
-            unsure = Unsure(*norms, *self._lengths(), t, t, self.exactly)
-            return unsure.found, guarded([unsure])[0][0]
-        found, sizes = self.sq_norms(), self._sizes()
-        unit = torch.finfo(found.dtype).eps
-        off = self._astray() * unit * sizes  # of the rows, and of the sum
+            return super().certified()
+        unsure = self.unsure()
+        if unsure is not None:
+            return unsure.found, *guarded([unsure])[0]
+        found, off = self.sq_norms(), self.rounding()  # of the rows, and of the sum
         gap = 4 * (found.sqrt() + off) * off
         loose = gap > _LOOSE * found
         bound = self.enlarged(found) + gap
@@ -197,7 +196,14 @@ class Patches(Form):
             which = loose.nonzero().flatten()
             exact = (self.exactly(which) * (1 + 1e-6)).to(bound.dtype)
             bound[which] = (exact.sqrt() + off[which]).square()
-        return found, bound
+        return found, bound, off
+
+    def unsure(self) -> Unsure | None:
+        """Products of positions may cancel."""
+        if self.plan().way != "gram":
+            return None
+        norms, t = self._by_positions(), self.grad.shape[2:].numel()
+        return Unsure(*norms, *self._lengths(), t, t, self.exactly)
 
     def _sizes(self) -> Tensor:
         """‖x‖‖g‖√taps of all groups, which no gradient exceeds however its positions cancel."""

@@ -144,10 +144,6 @@ class Rows(Form):
         """Some units of the sizes of rows of one index."""
         return self.certified()[2]
 
-    def measured(self) -> tuple[Tensor, Tensor]:
-        """The norms plus what rounding can have hidden."""
-        return self.certified()[:2]
-
     def certified(self) -> tuple[Tensor, Tensor, Tensor]:
         """Rows of one index may cancel: sums of them are off by some units of their sizes."""
         if self.n > 1 and self._copies() > scratch():

@@ -137,11 +137,11 @@ class Total(Form):
     def estimated(self) -> tuple[Tensor, Tensor]:
         """What can cancel within parts; tied ones have been written out where they do."""
         if self.tied() is not None:
-            found = self.measured()[0]
+            found = self.certified()[0]
             return found, found
         return super().estimated()
 
-    def measured(self) -> tuple[Tensor, Tensor]:
+    def certified(self) -> tuple[Tensor, Tensor, Tensor]:
         """Norms and bounds, each part looked at once; the triangle inequality guards rounding."""
         parts = [f.certified() for f in self.forms]
         pair = self.tied()
@@ -159,8 +159,8 @@ class Total(Form):
             bound += one * two / (128 * unit)
             self._write_out(bound > found * (1 + 1e-3), found, bound)
         # the sum is rounded part by part, and so are the rows that the norm was taken of
-        off = added([p[2] for p in parts]) * 2 + 8 * unit * sizes
-        return found, (bound.sqrt() + off).square()
+        off = added([p[2] for p in parts])
+        return found, (bound.sqrt() + off * 2 + 8 * unit * sizes).square(), off
 
     def rounding(self) -> Tensor:
         """That of all parts."""

@@ -140,7 +140,7 @@ def _bounds(forms: Forms) -> Grads:
     for name, form in forms.items():
         norms = form.unsure()
         if norms is None:
-            found[name] = form.sq_bounds()
+            found[name] = form.measured()[1]
         else:
             alike = (norms.found.dtype, norms.found.device)
             unsure.setdefault(alike, {})[name] = norms

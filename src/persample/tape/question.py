@@ -25,7 +25,7 @@ class Question:
         self._lock = threading.RLock()  # questions of a lean recording back-propagate
 
     @contextlib.contextmanager
-    def asking(self) -> Iterator[None]:
+    def asking(self) -> Iterator[Question]:
         """Unseen by any recorder, uncast, one thread at a time, within the memory budget."""
         if torch._C._functorch.peek_interpreter_stack() is not None:
             raise UsageError(
@@ -36,7 +36,7 @@ class Question:
         budget = self._context.options.budget
         try:
             with self._lock, torch._C.DisableTorchFunction(), uncast(), within(budget):
-                yield
+                yield self
         except RuntimeError as error:
             if "modified by an inplace operation" not in str(error):
                 raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -94,6 +95,9 @@ class Tape:
             raise UsageError("the tape is closed", fix="ask before tape.close()")
         return self._question
 
+    def _asking(self) -> AbstractContextManager[Question]:
+        return self._open().asking()
+
     # ------------------------------------------------------------------ recording
 
     def mark(self, tensor: Tensor, *, dim: int = 0, ids: Tensor | None = None) -> Tensor:
@@ -160,8 +164,7 @@ class Tape:
         >>> {name: tuple(g.shape) for name, g in tape.grads().items()}
         {'weight': (4, 2, 3), 'bias': (4, 2)}
         """
-        question = self._open()
-        with question.asking():
+        with self._asking() as question:
             names, selected = question.names(params), question.selected
             buffers: dict[str, Tensor | None] = dict.fromkeys(names)
             if out is not None:
@@ -191,14 +194,12 @@ class Tape:
         Where products of positions cancel so far that digits would be lost, they are taken again
         from rows. Clipping does not rely on them: it uses certified bounds.
         """
-        question = self._open()
-        with question.asking():
+        with self._asking() as question:
             return question.sq_norms(question.names(params)).sqrt_()
 
     def parameter_norms(self, *, params: Params = None) -> Grads:
         """‖gᵢ‖ of each parameter: ``{name: (n,)}``."""
-        question = self._open()
-        with question.asking():
+        with self._asking() as question:
             names = question.names(params)
             found = question.source.sq_norms(names, apart=True)
             return {
@@ -208,8 +209,7 @@ class Tape:
 
     def weighted_sum(self, c: Tensor, *, params: Params = None) -> Grads:
         """Σᵢ cᵢ gᵢ for any coefficients c (n,): ``{name: shape}``."""
-        question = self._open()
-        with question.asking():
+        with self._asking() as question:
             names = question.names(params)
             expect_coefficients(c, self.n)
             weights = c.detach().to(question.device)
@@ -243,8 +243,7 @@ class Tape:
         coupled normaliser           MixedSamplesError with the line that divides
         ===========================  =====================================================
         """
-        question = self._open()
-        with question.asking():
+        with self._asking() as question:
             bound = number(max_norm, "max_norm")
             if not 0 <= bound < float("inf"):
                 raise UsageError(
@@ -261,22 +260,20 @@ class Tape:
 
         They are those that contribute nothing to :meth:`clipped_sum`.
         """
-        question = self._open()
-        with question.asking():
+        with self._asking() as question:
             return nonfinite(question, question.names(params))
 
     # ------------------------------------------------------------------ inner products
 
     def gram(self, *, params: Params = None) -> Tensor:
         """⟨gᵢ, gⱼ⟩ for every pair of samples: (n, n)."""
-        question = self._open()
-        with question.asking():
+        with self._asking() as question:
             return inner_products.gram(question, question.names(params))
 
     def cosine(self, *, params: Params = None) -> Tensor:
         """⟨gᵢ, gⱼ⟩ / ‖gᵢ‖‖gⱼ‖: (n, n); zero where a gradient is zero."""
         products = self.gram(params=params)
-        with self._question.asking():
+        with self._asking():
             return inner_products.cosine(products)
 
     def cross(self, other: Tape, *, params: Params = None) -> Tensor:
@@ -284,8 +281,7 @@ class Tape:
 
         Over the parameters that both tapes recorded. One of the two may be lean.
         """
-        question = self._open()
-        with question.asking():
+        with self._asking() as question:
             if not isinstance(other, Tape):
                 raise UsageError(
                     f"cross takes another tape, got {shown(other)}",
@@ -307,8 +303,7 @@ class Tape:
         >>> tape.dots(along).shape
         torch.Size([4, 5])
         """
-        question = self._open()
-        with question.asking():
+        with self._asking() as question:
             names, chosen = question.names(params), params is not None
             expect_direction(direction, names, question.selected, chosen=chosen, several=True)
             return inner_products.dots(question, direction, names)
@@ -329,8 +324,7 @@ class Tape:
         ``scale``: a real tensor for each parameter, ``{name: shape}``, that its gradients are
         multiplied by first (the second moments of Adam, a diagonal Fisher matrix).
         """
-        question = self._open()
-        with question.asking():
+        with self._asking() as question:
             wanted, names = expect_projection(dim, seed), question.names(params)
             if scale is not None:
                 expect_direction(scale, names, question.selected, chosen=params is not None)
@@ -358,8 +352,7 @@ class Tape:
         >>> tape.positions().shape
         torch.Size([4, 6])
         """
-        question = self._open()
-        with question.asking():
+        with self._asking() as question:
             names = question.names(params)
             if direction is not None:
                 chosen = params is not None
@@ -375,14 +368,12 @@ class Tape:
 
     def second_moment(self, *, params: Params = None) -> Grads:
         """meanᵢ gᵢ², element by element: ``{name: shape}``."""
-        question = self._open()
-        with question.asking():
+        with self._asking() as question:
             return moments.second_moment(question, question.names(params))
 
     def variance(self, *, params: Params = None) -> Grads:
         """The unbiased variance over samples, element by element: ``{name: shape}``."""
-        question = self._open()
-        with question.asking():
+        with self._asking() as question:
             return moments.variance(question, question.names(params))
 
     def noise_scale(self, *, params: Params = None) -> NoiseScale:
@@ -390,8 +381,7 @@ class Tape:
 
         With m = meanᵢ‖gᵢ‖² and N = ‖meanᵢ gᵢ‖²: tr Σ = n(m − N)/(n − 1), |G|² = N − tr Σ / n.
         """
-        question = self._open()
-        with question.asking():
+        with self._asking() as question:
             return moments.noise_scale(question, question.names(params))
 
     # ------------------------------------------------------------------ optimizers

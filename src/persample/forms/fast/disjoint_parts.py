@@ -101,10 +101,6 @@ class Pieces(Form):
         """Those of the pieces, added."""
         return added([p.exactly(which) for p in self.parts])
 
-    def measured(self) -> tuple[Tensor, Tensor]:
-        """Those of the pieces, added."""
-        return self.certified()[:2]
-
     def certified(self) -> tuple[Tensor, Tensor, Tensor]:
         """Those of the pieces, added; products of positions of all of them are read back once."""
         found, unsure = [], []

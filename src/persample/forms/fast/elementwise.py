@@ -151,10 +151,6 @@ class Scaled(Mapped):
         sizes = self._times(found)
         return sizes, sizes if scale is found else self._times(scale)
 
-    def measured(self) -> tuple[Tensor, Tensor]:
-        """Norms and bounds from the same products or rows."""
-        return self.certified()[:2]
-
     def certified(self) -> tuple[Tensor, Tensor, Tensor]:
         """Norms, bounds and rounding."""
         unit = torch.finfo(real(self.dtype))
@@ -180,8 +176,8 @@ class Scaled(Mapped):
         if which.numel() and self.certain:
             exact = self.exactly(which)
             found[which] = exact.to(found.dtype)
-            sure = (exact * (1 + 1e-6)).to(bound.dtype)
-            bound[which] = (sure.sqrt() + off[which]).square_() * (1 + 8 * _unit(sure))
+            sure, unit = (exact * (1 + 1e-6)).to(bound.dtype), torch.finfo(bound.dtype).eps
+            bound[which] = (sure.sqrt() + off[which]).square_() * (1 + 8 * unit)
         return found, bound, off
 
     def rounding(self) -> Tensor:
@@ -246,7 +242,3 @@ def _doubled(form: Form) -> Form:
         x, grad = form.x.double(), form.grad.double()
         return Patches(x, grad, form.weight, form.geometry, form.images)
     return form
-
-
-def _unit(tensor: Tensor) -> float:
-    return torch.finfo(tensor.dtype).eps

@@ -133,10 +133,6 @@ class Picked(Mapped):
         """That of the picked rows where each is picked once."""
         return self.form.unsure() if self.distinct else None
 
-    def measured(self) -> tuple[Tensor, Tensor]:
-        """Norms and bounds from the same rows."""
-        return self.certified()[:2]
-
     def certified(self) -> tuple[Tensor, Tensor, Tensor]:
         """Norms, bounds and rounding from the same rows."""
         if self.distinct:

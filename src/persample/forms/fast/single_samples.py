@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from ..cost import Plan
+from ..cost import Plan, all_of
 from ..dense import Dense
 from ..form import Form, real, wide
 from ..outer import Outer
@@ -44,11 +44,7 @@ class Apart(Form):
 
     def plan(self) -> Plan:
         """Each part's own."""
-        plans = [part.plan() for part in self.parts.values()]
-        ways = " + ".join(dict.fromkeys(p.way for p in plans))
-        item = max((p.item for p in plans), default=0)
-        flops, moved = sum(p.flops for p in plans), sum(p.moved for p in plans)
-        return Plan(ways or "nothing", flops, moved, item, len(plans))
+        return all_of([part.plan() for part in self.parts.values()], len(self.parts))
 
     def without(self, bad: Tensor) -> Apart:
         """Zero gradients for some samples."""
@@ -103,10 +99,10 @@ class Apart(Form):
         parts = [self.parts.get(i) for i in which.tolist()]
         return torch.cat([none if part is None else part.exactly(only) for part in parts])
 
-    def measured(self) -> tuple[Tensor, Tensor]:
+    def certified(self) -> tuple[Tensor, Tensor, Tensor]:
         """Each part's, looked at once."""
-        pair = self._each(lambda part: torch.stack(part.measured(), 1), 2)
-        return pair[:, 0].clone(), pair[:, 1].clone()
+        found = self._each(lambda part: torch.stack(part.certified(), 1), 3)
+        return found[:, 0].clone(), found[:, 1].clone(), found[:, 2].clone()
 
     def rounding(self) -> Tensor:
         """Each part's."""
