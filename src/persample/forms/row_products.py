@@ -10,7 +10,7 @@ from .form import real, wide
 from .segments import TableRows
 
 
-def matched(mine: TableRows, theirs: TableRows, used: int) -> Tensor | None:
+def match_rows(mine: TableRows, theirs: TableRows, used: int) -> Tensor | None:
     """⟨gᵢ, hⱼ⟩ from all pairs of rows with one index; None where a table of them is cheaper.
 
     ``used`` indices occur in the two, which have been numbered anew from zero.

@@ -84,11 +84,11 @@ class Part(Mapped):
 
     def dense(self, first: int = 0, last: int | None = None) -> Tensor:
         """Zeros with the view's rows in their places."""
-        return self._placed(self.form.dense(first, last))
+        return self._place(self.form.dense(first, last))
 
     def wide_dense(self, first: int = 0, last: int | None = None) -> Tensor:
         """From the view's wide rows."""
-        return self._placed(self.form.wide_dense(first, last))
+        return self._place(self.form.wide_dense(first, last))
 
     def sq_norms(self) -> Tensor:
         """Those of the view: no element is named twice."""
@@ -112,7 +112,7 @@ class Part(Mapped):
 
     def weighted_sum(self, c: Tensor) -> Tensor:
         """The view's sum in its place."""
-        return self._placed(self.form.weighted_sum(c))
+        return self._place(self.form.weighted_sum(c))
 
     def rounding(self) -> Tensor:
         """That of the inner form."""
@@ -120,9 +120,9 @@ class Part(Mapped):
 
     def certain_sum(self, c: Tensor) -> Tensor:
         """The view's sum in its place."""
-        return self._placed(self.form.certain_sum(c))
+        return self._place(self.form.certain_sum(c))
 
-    def _placed(self, value: Tensor) -> Tensor:
+    def _place(self, value: Tensor) -> Tensor:
         """Zeros with a value of the view, or rows of such, in its place."""
         out = value.new_zeros(*value.shape[: value.dim() - len(self.view)], *self.shape)
         self.region(out).copy_(value)
@@ -146,8 +146,8 @@ class Part(Mapped):
     def moments(self) -> tuple[Tensor, Tensor]:
         """The view's in their place."""
         first, second = self.form.moments()
-        return self._placed(first), self._placed(second)
+        return self._place(first), self._place(second)
 
     def sum_of_squares(self) -> Tensor:
         """The view's in its place."""
-        return self._placed(self.form.sum_of_squares())
+        return self._place(self.form.sum_of_squares())

@@ -63,7 +63,7 @@ class Joint(Form):
         return found
 
 
-def joined(forms: Sequence[Joint]) -> Joint:
+def join_uses(forms: Sequence[Joint]) -> Joint:
     """The uses of all of them, in one."""
     return Joint(
         [f for form in forms for f in form.forms],

@@ -52,7 +52,7 @@ class Constants:
                     elif tensor._base is not None:
                         self._views.append(_View(tensor, ref, derived, memory))
 
-    def alive(self, *, derived: bool = False) -> list[Tensor]:
+    def reachable(self, *, derived: bool = False) -> list[Tensor]:
         """Those that somebody holds; all of them, or only those behind derived tensors."""
         found = [(ref(), behind) for ref, behind in self._seen.values()]
         found += [(view.region(), view.derived) for view in self._views]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..errors import Place
 from ..uses.context import Context
-from .messages import poisoned
+from .messages import not_finite_at_zeros
 
 
 class Zeros:
@@ -66,4 +66,4 @@ class Finite:
         if context is None or not context.backward.receiving:
             return
         if not all(g is None or bool(g.isfinite().all()) for g in (*made, *given)):
-            context.backward.refuse(poisoned(self._operator, self._place))
+            context.backward.refuse(not_finite_at_zeros(self._operator, self._place))

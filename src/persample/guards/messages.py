@@ -6,14 +6,14 @@ from ..errors import MissedUseError, Place, StaleError, UsageError, describe
 from ..uses.use import Use
 
 
-def stepped(which: str) -> StaleError:
+def parameter_changed(which: str) -> StaleError:
     """A parameter is not what it was."""
     return StaleError(
         f"{which} was modified after it was recorded", fix="ask the tape before optimizer.step()"
     )
 
 
-def changed(use: Use) -> MissedUseError:
+def saved_data_changed(use: Use) -> MissedUseError:
     """Saved data came back as other data."""
     return MissedUseError(
         f"what {use.operator} saved in forward is not what came back in backward",
@@ -33,7 +33,7 @@ def gone(use: Use) -> UsageError:
     )
 
 
-def exchanged(place: Place | None, name: str) -> UsageError:
+def slot_exchanged(place: Place | None, name: str) -> UsageError:
     """A parameter's slot held two tensors."""
     return UsageError(
         f"two tensors were used as the parameter {name!r}",
@@ -44,7 +44,7 @@ def exchanged(place: Place | None, name: str) -> UsageError:
     )
 
 
-def expanded(use: Use) -> UsageError:
+def hook_on_expanded(use: Use) -> UsageError:
     """Code of the user's own would see gradients that were added up already."""
     return UsageError(
         f"{use.operator} used an expanded tensor with a hook, or made by a custom function",
@@ -54,7 +54,7 @@ def expanded(use: Use) -> UsageError:
     )
 
 
-def nobodys(use: Use) -> MissedUseError:
+def gradient_of_unowned_rows(use: Use) -> MissedUseError:
     """A gradient reached rows of no sample."""
     return MissedUseError(
         f"a parameter used by {use.operator} reached the loss through rows of no sample",
@@ -65,7 +65,7 @@ def nobodys(use: Use) -> MissedUseError:
     )
 
 
-def poisoned(operator: str, place: Place | None) -> MissedUseError:
+def not_finite_at_zeros(operator: str, place: Place | None) -> MissedUseError:
     """A gradient is not finite where zeros keep samples apart."""
     return MissedUseError(
         f"the gradient that reached {operator} is not finite",
@@ -75,7 +75,7 @@ def poisoned(operator: str, place: Place | None) -> MissedUseError:
     )
 
 
-def opened() -> StaleError:
+def zeros_overwritten() -> StaleError:
     """A constant that kept samples apart in forward does not in backward."""
     return StaleError(
         "a matrix or a mask whose zeros keep the samples apart was written to before backward",
@@ -93,7 +93,7 @@ def remade() -> StaleError:
     )
 
 
-def overwritten(use: Use) -> StaleError:
+def kept_data_overwritten(use: Use) -> StaleError:
     """Somebody wrote into what a tape keeps."""
     return StaleError(
         f"data recorded for {use.operator} were overwritten in place",

@@ -17,7 +17,15 @@ from ..uses.batches import COMPUTED
 from ..uses.context import Context
 from ..uses.tensor_states import Mark, transformed
 from .batch_size import Guess
-from .input_trees import argument_names, lists_alike, one_each, opened, packed_ids, tensors_of, walk
+from .input_trees import (
+    argument_names,
+    lists_alike,
+    one_each,
+    open_object,
+    packed_ids,
+    tensors_of,
+    walk,
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -145,7 +153,7 @@ class Inputs:
         if out.__class__ is Tensor:
             found.append(("", out))
         elif out is not None:
-            walk("", opened(out), found)
+            walk("", open_object(out), found)
         for _, value in found:
             tensor = value.data if isinstance(value, PackedSequence) else value
             if not transformed(tensor):
@@ -168,7 +176,7 @@ class Inputs:
         if any(isinstance(v, Tensor) and transformed(v) for _, v in found):
             return  # inside a torch.func transform, where nothing is followed
         fresh = [(path, value) for path, value in found if self._fresh(value)]
-        undeclared = [(path, value) for path, value in fresh if not self._declared(path, value)]
+        undeclared = [(path, value) for path, value in fresh if not self._is_declared(path, value)]
         lists = lists_alike(undeclared) if len(undeclared) > 1 else []
         values = [value for _, value in undeclared]
         self.guess.expect_same(values, self._context.n)
@@ -181,7 +189,7 @@ class Inputs:
             each = one_each(lists, values, self._context.n, self.dim, batched=held)
         self.guess.lengths.update(len(tensors) for tensors in lists)
         if fresh and torch.is_grad_enabled():
-            self.guess.called(module)
+            self.guess.note_call(module)
         count = len(self.seen)
         for path, value in fresh:
             tensor = value.data if isinstance(value, PackedSequence) else value
@@ -221,7 +229,7 @@ class Inputs:
     def _see_constant(self, name: str, value: Any) -> None:
         """An argument that is constant by its position."""
         tensors: list[tuple[str, Any]] = []
-        walk(name, opened(value), tensors)
+        walk(name, open_object(value), tensors)
         for path, tensor in tensors:
             shape = (tensor.data if isinstance(tensor, PackedSequence) else tensor).shape
             self.seen.append(Seen(path, tuple(shape), samples=False, declared=True))
@@ -234,7 +242,7 @@ class Inputs:
     def _state(self, value: Any) -> Any:
         return self._context.look(value.data if isinstance(value, PackedSequence) else value)
 
-    def _declared(self, path: str, value: Any) -> bool:
+    def _is_declared(self, path: str, value: Any) -> bool:
         parts = path.split(".")
         return (
             id(value) in self.tensors
@@ -262,7 +270,7 @@ class Inputs:
 
     def _mark(self, path: str, value: Any) -> None:
         n, marks = self._context.n, self._context.states
-        declared = self._declared(path, value)
+        declared = self._is_declared(path, value)
         if isinstance(value, PackedSequence):
             if not declared and n == int(value.batch_sizes[0]):
                 marks.put(
@@ -292,7 +300,7 @@ class Inputs:
         assert self.sample_ids is not None
         ids = self.sample_ids.to(value.device, torch.long).flatten()
         if not value.is_floating_point() and value.dim() == 1 and torch.equal(value.long(), ids):
-            self.guess.telling = path
+            self.guess.id_input = path
         if ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) < n):
             raise UsageError(
                 f"sample_ids must lie between 0 and n - 1 = {n - 1}, got {int(ids.min())} to "

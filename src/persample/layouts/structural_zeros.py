@@ -22,7 +22,7 @@ from .operators import Operator
 ZEROS = frozenset(("matmul", "mm", "bmm", "einsum", "scaled_dot_product_attention"))
 
 
-def apart_by_zeros(
+def separate_by_zeros(
     operator: Operator, args: Sequence[Any], kwargs: dict[str, Any], out: Any,
     coloured: Sequence[tuple[Tensor, State]], n: int,
 ) -> Layout | None:  # fmt: skip
@@ -113,7 +113,7 @@ def _attention(call: Call) -> Layout | None:
     found = [_rows(call, t) for t in (q, k, v)]
     if any(ids is None for ids in found) or not torch.equal(found[1], found[2]):  # type: ignore[arg-type]
         return None
-    if not all(bool(t.isfinite().all()) for t in (q, k, v)) or not _outweighed(q, k, mask):
+    if not all(bool(t.isfinite().all()) for t in (q, k, v)) or not _mask_outweighs(q, k, mask):
         return None
     queries, keys = found[0], found[1]
     assert queries is not None
@@ -127,7 +127,7 @@ def _attention(call: Call) -> Layout | None:
     return Layout(rows, 1, queries.view(view))
 
 
-def _outweighed(q: Tensor, k: Tensor, mask: Tensor) -> bool:
+def _mask_outweighs(q: Tensor, k: Tensor, mask: Tensor) -> bool:
     """Whether no product of a query and a key comes near what closes a mask of numbers."""
     if mask.dtype == torch.bool:
         return True

@@ -11,7 +11,7 @@ from torch import Tensor
 from .layout import Layout, Shape, by_position, ids_of
 
 
-def settled(
+def assign_owners(
     states: Any, n: int, patterns: Sequence[Tensor], shape: Shape, *, more_to_come: bool
 ) -> tuple[Any, Tensor | None]:
     """Rows of nobody become some sample's where a parameter meets them; and which were guessed.
@@ -29,7 +29,7 @@ def settled(
     if not bool(nobody.any()):
         return states, None
     if bool(nobody.all()):
-        found = None if more_to_come else _unclaimed(ids, n, patterns, shape)
+        found = None if more_to_come else _owners_of_unowned(ids, n, patterns, shape)
     else:
         found = _declared(ids, patterns)
     if found is None and not more_to_come and not bool(nobody.all()):
@@ -44,7 +44,9 @@ def settled(
     return Layout(axis, 1, found, states.coupled), nobody
 
 
-def _unclaimed(ids: Tensor, n: int, patterns: Sequence[Tensor], shape: Shape) -> Tensor | None:
+def _owners_of_unowned(
+    ids: Tensor, n: int, patterns: Sequence[Tensor], shape: Shape
+) -> Tensor | None:
     """Where every row is nobody's: as the user numbers rows, or one for each sample."""
     rows = shape[0] if shape else 0
     orders = patterns or [torch.arange(n, device=ids.device)]

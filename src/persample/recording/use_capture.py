@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 from ..errors import Reason, here
 from ..layouts import Operator, collect
 from ..layouts.layout import CONSTANT, Additive, Constant, Layout, Mixed, State, closed
-from ..layouts.unowned_rows import settled
+from ..layouts.unowned_rows import assign_owners
 from ..run_state import RandomState, current_autocast, fingerprint
 from ..uses.context import ANCHOR, Context
 from ..uses.operands import operand_of
@@ -84,7 +84,7 @@ def _settled(
     """States in which rows of nobody are some sample's; and which of them were guessed."""
     shape = result.shape if isinstance(result, Tensor) else ()
     n, patterns = context.n or 0, context.patterns
-    return settled(states, n, patterns, shape, more_to_come=operator.inplace)
+    return assign_owners(states, n, patterns, shape, more_to_come=operator.inplace)
 
 
 def _kind(

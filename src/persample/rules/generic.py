@@ -18,7 +18,7 @@ from torch import Tensor
 from ..forms import Replay, lift, spans, wide
 from ..layouts.layout import Layout, ids_of
 from ..uses.use import Firing, Use
-from .isolation import only, spoiled
+from .isolation import only, rows_not_finite
 from .table import Forms
 
 
@@ -52,7 +52,7 @@ class _Again:
         found = _rows(outs, value, grads, n, first, last) if outs else None
         if found is None:
             return value.detach().new_zeros((last - first, *value.shape))
-        for at in spoiled(found) if n > 1 else ():
+        for at in rows_not_finite(found) if n > 1 else ():
             row = self._alone(k, outs, first + at)
             if row is not None:
                 found[at] = row

@@ -11,7 +11,7 @@ from ..forms import wide
 from ..layouts.layout import Layout, ids_of
 
 
-def spoiled(rows: Tensor) -> list[int]:
+def rows_not_finite(rows: Tensor) -> list[int]:
     """The rows that are not finite."""
     sums = rows.flatten(1).sum(1, dtype=wide(rows.dtype)) if rows.dim() > 1 else rows
     found: list[int] = (~sums.isfinite()).nonzero()[:, 0].tolist()  # quicker than every element

@@ -31,7 +31,7 @@ class LeanAnswers:
         self._guards.expect_true(())
         expect_backward(self._context)
 
-    def sq_norms(self, names: Iterable[str], *, apart: bool) -> Grads:
+    def sq_norms(self, names: Iterable[str], *, separate: bool) -> Grads:
         """‖gᵢ‖² of every parameter that received a gradient, taken in the first pass."""
         self.ready()
         kept = self._lean.sq_norms
@@ -43,7 +43,7 @@ class LeanAnswers:
         return {name: kept[name] for name in names if name in kept}
 
     @contextlib.contextmanager
-    def settled(self, names: Iterable[str], *, apart: bool) -> Iterator[Forms | None]:
+    def clipping_forms(self, names: Iterable[str], *, separate: bool) -> Iterator[Forms | None]:
         """Nothing is kept."""
         yield None
 

@@ -95,8 +95,8 @@ class Tape:
             raise UsageError("the tape is closed", fix="ask before tape.close()")
         return self._question
 
-    def _asking(self) -> AbstractContextManager[Question]:
-        return self._open().asking()
+    def _answering(self) -> AbstractContextManager[Question]:
+        return self._open().answering()
 
     # ------------------------------------------------------------------ recording
 
@@ -164,7 +164,7 @@ class Tape:
         >>> {name: tuple(g.shape) for name, g in tape.grads().items()}
         {'weight': (4, 2, 3), 'bias': (4, 2)}
         """
-        with self._asking() as question:
+        with self._answering() as question:
             names, selected = question.names(params), question.selected
             buffers: dict[str, Tensor | None] = dict.fromkeys(names)
             if out is not None:
@@ -173,7 +173,7 @@ class Tape:
 
             def visit(name: str, form: Form | None) -> None:
                 shape = (self.n, *selected[name].shape)
-                found[name] = _written(form, shape, selected[name], buffers[name])
+                found[name] = _write_rows(form, shape, selected[name], buffers[name])
 
             ahead = question.source.found_grads(names)
             if ahead is None:
@@ -194,14 +194,14 @@ class Tape:
         Where products of positions cancel so far that digits would be lost, they are taken again
         from rows. Clipping does not rely on them: it uses certified bounds.
         """
-        with self._asking() as question:
+        with self._answering() as question:
             return question.sq_norms(question.names(params)).sqrt_()
 
     def parameter_norms(self, *, params: Params = None) -> Grads:
         """‖gᵢ‖ of each parameter: ``{name: (n,)}``."""
-        with self._asking() as question:
+        with self._answering() as question:
             names = question.names(params)
-            found = question.source.sq_norms(names, apart=True)
+            found = question.source.sq_norms(names, separate=True)
             return {
                 name: found[name].sqrt() if name in found else self._zero_norms(name)
                 for name in names
@@ -209,11 +209,11 @@ class Tape:
 
     def weighted_sum(self, c: Tensor, *, params: Params = None) -> Grads:
         """Σᵢ cᵢ gᵢ for any coefficients c (n,): ``{name: shape}``."""
-        with self._asking() as question:
+        with self._answering() as question:
             names = question.names(params)
             expect_coefficients(c, self.n)
             weights = c.detach().to(question.device)
-            return question.summed(names, dict.fromkeys(names, weights), last=True)
+            return question.weighted_sum(names, dict.fromkeys(names, weights), last=True)
 
     def clipped_sum(self, max_norm: float, *, rule: Rule = flat, params: Params = None) -> Grads:
         """Σᵢ cᵢ gᵢ with ‖cᵢ gᵢ‖ ≤ max_norm for every sample: DP-SGD's gradient, one backward.
@@ -243,7 +243,7 @@ class Tape:
         coupled normaliser           MixedSamplesError with the line that divides
         ===========================  =====================================================
         """
-        with self._asking() as question:
+        with self._answering() as question:
             bound = number(max_norm, "max_norm")
             if not 0 <= bound < float("inf"):
                 raise UsageError(
@@ -260,20 +260,20 @@ class Tape:
 
         They are those that contribute nothing to :meth:`clipped_sum`.
         """
-        with self._asking() as question:
+        with self._answering() as question:
             return nonfinite(question, question.names(params))
 
     # ------------------------------------------------------------------ inner products
 
     def gram(self, *, params: Params = None) -> Tensor:
         """⟨gᵢ, gⱼ⟩ for every pair of samples: (n, n)."""
-        with self._asking() as question:
+        with self._answering() as question:
             return inner_products.gram(question, question.names(params))
 
     def cosine(self, *, params: Params = None) -> Tensor:
         """⟨gᵢ, gⱼ⟩ / ‖gᵢ‖‖gⱼ‖: (n, n); zero where a gradient is zero."""
         products = self.gram(params=params)
-        with self._asking():
+        with self._answering():
             return inner_products.cosine(products)
 
     def cross(self, other: Tape, *, params: Params = None) -> Tensor:
@@ -281,7 +281,7 @@ class Tape:
 
         Over the parameters that both tapes recorded. One of the two may be lean.
         """
-        with self._asking() as question:
+        with self._answering() as question:
             if not isinstance(other, Tape):
                 raise UsageError(
                     f"cross takes another tape, got {shown(other)}",
@@ -303,7 +303,7 @@ class Tape:
         >>> tape.dots(along).shape
         torch.Size([4, 5])
         """
-        with self._asking() as question:
+        with self._answering() as question:
             names, chosen = question.names(params), params is not None
             expect_direction(direction, names, question.selected, chosen=chosen, several=True)
             return inner_products.dots(question, direction, names)
@@ -324,7 +324,7 @@ class Tape:
         ``scale``: a real tensor for each parameter, ``{name: shape}``, that its gradients are
         multiplied by first (the second moments of Adam, a diagonal Fisher matrix).
         """
-        with self._asking() as question:
+        with self._answering() as question:
             wanted, names = expect_projection(dim, seed), question.names(params)
             if scale is not None:
                 expect_direction(scale, names, question.selected, chosen=params is not None)
@@ -352,7 +352,7 @@ class Tape:
         >>> tape.positions().shape
         torch.Size([4, 6])
         """
-        with self._asking() as question:
+        with self._answering() as question:
             names = question.names(params)
             if direction is not None:
                 chosen = params is not None
@@ -368,12 +368,12 @@ class Tape:
 
     def second_moment(self, *, params: Params = None) -> Grads:
         """meanᵢ gᵢ², element by element: ``{name: shape}``."""
-        with self._asking() as question:
+        with self._answering() as question:
             return moments.second_moment(question, question.names(params))
 
     def variance(self, *, params: Params = None) -> Grads:
         """The unbiased variance over samples, element by element: ``{name: shape}``."""
-        with self._asking() as question:
+        with self._answering() as question:
             return moments.variance(question, question.names(params))
 
     def noise_scale(self, *, params: Params = None) -> NoiseScale:
@@ -381,7 +381,7 @@ class Tape:
 
         With m = meanᵢ‖gᵢ‖² and N = ‖meanᵢ gᵢ‖²: tr Σ = n(m − N)/(n − 1), |G|² = N − tr Σ / n.
         """
-        with self._asking() as question:
+        with self._answering() as question:
             return moments.noise_scale(question, question.names(params))
 
     # ------------------------------------------------------------------ optimizers
@@ -430,7 +430,7 @@ def _release(owner: weakref.ref[Recording]) -> None:
         recording.release()
 
 
-def _written(
+def _write_rows(
     form: Form | None, shape: tuple[int, ...], parameter: Tensor, buffer: Tensor | None
 ) -> Tensor:
     if form is None:

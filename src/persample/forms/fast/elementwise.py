@@ -12,11 +12,11 @@ from torch import Tensor
 
 from ..cost import Plan, spans
 from ..dense import Dense
-from ..form import Form, real, squared, wide
+from ..form import Form, real, row_sq_norms, wide
 from ..mapped import Mapped
 from ..outer import Outer
 from ..patches import Patches
-from ..position_products import widened
+from ..position_products import widen
 from ..rounding import units
 from ..sketch import Sketch
 from ..table_rows import Rows
@@ -51,14 +51,14 @@ class Scaled(Mapped):
         return False
 
     @property
-    def even(self) -> bool:
+    def uniform(self) -> bool:
         """Whether M is one number."""
         return self.factor.dim() == 0
 
     @property
     def certain(self) -> bool:
         """Whether the inner form tells how its sums are rounded."""
-        return self.even or isinstance(self.form, (Dense, Outer, Patches))
+        return self.uniform or isinstance(self.form, (Dense, Outer, Patches))
 
     def row_bytes(self) -> int:
         """The inner form's, and a row unless products take its place."""
@@ -70,7 +70,7 @@ class Scaled(Mapped):
 
     def plan(self) -> Plan:
         """The inner form's own for one number, one product for one position, else rows."""
-        if self.even:
+        if self.uniform:
             return self.form.plan()
         one = self._one_position()
         if one is None:
@@ -98,11 +98,11 @@ class Scaled(Mapped):
     def exactly(self, which: Tensor) -> Tensor:
         """‖gᵢ‖² of a few samples from factors in double precision."""
         factor = self.factor.double()
-        if self.even:
+        if self.uniform:
             return self.form.exactly(which) * factor.square()
         found = []
         for i in which.tolist():
-            rows = _doubled(self.form.narrowed(i, i + 1)).wide_dense()
+            rows = _to_double(self.form.narrowed(i, i + 1)).wide_dense()
             found.append((rows.double() * factor).square_().sum().view(1))
         return torch.cat(found)
 
@@ -110,7 +110,7 @@ class Scaled(Mapped):
 
     def sq_norms(self) -> Tensor:
         """By the inner form's norms, by one product of squares, or by rows."""
-        if self.even:
+        if self.uniform:
             return self._times(self.form.sq_norms())
         one = self._one_position()
         return self._by_rows() if one is None else self._by_squares(one)[0]
@@ -122,7 +122,7 @@ class Scaled(Mapped):
     def _by_rows(self) -> Tensor:
         out = torch.zeros(self.n, dtype=real(self.dtype), device=self.device)
         for first, last in spans(self.n, self.row_bytes(), 4 * _TILE):
-            out[first:last] = squared(self.wide_dense(first, last))
+            out[first:last] = row_sq_norms(self.wide_dense(first, last))
         return out
 
     def _by_squares(self, one: Outer) -> tuple[Tensor, Tensor]:
@@ -134,7 +134,7 @@ class Scaled(Mapped):
         out = squares.new_zeros(2, self.n)
         item = 2 * k * (a + b) * squares.element_size()
         for first, last in spans(self.n if squares.numel() else 0, item):
-            left, right = widened(one.left, one.right, first, last)
+            left, right = widen(one.left, one.right, first, last)
             left, right = left[:, :, 0].square(), right[:, :, 0].square()
             met = torch.matmul(right.transpose(0, 1), squares).transpose(0, 1)  # (n, k, a)
             slack = tiny * (right.sum(2) + most + b)
@@ -145,7 +145,7 @@ class Scaled(Mapped):
 
     def estimated(self) -> tuple[Tensor, Tensor]:
         """What can cancel in the inner form, where M is one number."""
-        if not self.even:
+        if not self.uniform:
             return super().estimated()
         found, scale = self.form.estimated()
         sizes = self._times(found)
@@ -154,7 +154,7 @@ class Scaled(Mapped):
     def certified(self) -> tuple[Tensor, Tensor, Tensor]:
         """Norms, bounds and rounding."""
         unit = torch.finfo(real(self.dtype))
-        if self.even:
+        if self.uniform:
             found, bound, off = self.form.certified()
             bound = self._times(bound + self.size * unit.tiny) * (1 + 8 * unit.eps)
             return self._times(found), bound, off * self.factor.abs()
@@ -203,15 +203,15 @@ class Scaled(Mapped):
 
     def dots(self, other: Form) -> Tensor:
         """One number comes before the inner products."""
-        if not self.even:
+        if not self.uniform:
             return super().dots(other)
-        if isinstance(other, Scaled) and other.even:
+        if isinstance(other, Scaled) and other.uniform:
             return self.form.dots(other.form) * self.factor * other.factor
         return self.form.dots(other) * self.factor
 
     def project(self, sketch: Sketch) -> Tensor:
         """One number comes before the sketch."""
-        if not self.even:
+        if not self.uniform:
             return super().project(sketch)
         return self.form.project(sketch) * self.factor
 
@@ -225,7 +225,7 @@ class Scaled(Mapped):
         return self.form.sum_of_squares() * self.factor.square()
 
 
-def scaled(form: Form, factor: Tensor, key: Hashable, dtype: torch.dtype) -> Form:
+def scale_form(form: Form, factor: Tensor, key: Hashable, dtype: torch.dtype) -> Form:
     """M ∘ hᵢ for a parameter of this dtype; rows of a table meet only their rows of M."""
     if isinstance(form, Rows) and factor.dim() and form.dtype == factor.dtype == dtype:
         sample, index = None if form.even else form.sample, form.index
@@ -234,7 +234,7 @@ def scaled(form: Form, factor: Tensor, key: Hashable, dtype: torch.dtype) -> For
     return Scaled(form, factor, key, dtype)
 
 
-def _doubled(form: Form) -> Form:
+def _to_double(form: Form) -> Form:
     """The same form in double precision, where it is made of factors."""
     if isinstance(form, Outer):
         return Outer(form.left.double(), form.right.double(), form.shape)

@@ -49,7 +49,7 @@ _CURRENT: ContextVar[Shared | None] = ContextVar("shared products", default=None
 
 
 @contextlib.contextmanager
-def sharing(factors: Iterable[Tensor]) -> Iterator[None]:
+def share_products(factors: Iterable[Tensor]) -> Iterator[None]:
     """Keep products that these factors (each named once per use) have in common."""
     token = _CURRENT.set(Shared(factors))
     try:

@@ -36,7 +36,7 @@ class Kept(Dense):
         return total
 
 
-def saved(form: Form) -> int:
+def work_saved(form: Form) -> int:
     """Multiplications that kept rows save: norms cost nothing beyond writing and reading them.
 
     What goes back through a graph, or runs an operator again, would do so for norms and for sums.
@@ -59,7 +59,7 @@ def kept_rows(forms: Mapping[str, Form]) -> dict[str, Kept]:
     """Rows of the forms that save most for their size, in half of the budget."""
     found: dict[str, Kept] = {}
     room = scratch() // 2
-    gains = {name: saved(form) / max(1, _bytes(form)) for name, form in forms.items()}
+    gains = {name: work_saved(form) / max(1, _bytes(form)) for name, form in forms.items()}
     for name in sorted(gains, key=gains.__getitem__, reverse=True):
         form = forms[name]
         if gains[name] <= 0:

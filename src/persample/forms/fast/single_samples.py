@@ -15,7 +15,7 @@ from ..patches import Patches
 from ..sketch import Sketch
 
 
-class Apart(Form):
+class SingleSamples(Form):
     """gᵢ is the only gradient of the form ``parts[i]``, or zero where there is none."""
 
     __slots__ = ("parts",)
@@ -46,15 +46,15 @@ class Apart(Form):
         """Each part's own."""
         return all_of([part.plan() for part in self.parts.values()], len(self.parts))
 
-    def without(self, bad: Tensor) -> Apart:
+    def without(self, bad: Tensor) -> SingleSamples:
         """Zero gradients for some samples."""
         parts = {i: part.without(bad[i : i + 1]) for i, part in self.parts.items()}
-        return Apart(parts, self.n, self)
+        return SingleSamples(parts, self.n, self)
 
-    def narrowed(self, first: int, last: int) -> Apart:
+    def narrowed(self, first: int, last: int) -> SingleSamples:
         """Some samples' forms."""
         parts = {i - first: part for i, part in self.parts.items() if first <= i < last}
-        return Apart(parts, last - first, self)
+        return SingleSamples(parts, last - first, self)
 
     # ------------------------------------------------------------------ rows
 
@@ -137,20 +137,20 @@ class Apart(Form):
         return total
 
 
-def side_by_side(parts: Mapping[int, Form], n: int) -> Form:
+def merge_single_samples(parts: Mapping[int, Form], n: int) -> Form:
     """Forms of single samples as one form of all, where they are alike."""
     like = next(iter(parts.values()))
     kinds = {type(part) for part in parts.values()}
     if 2 * len(parts) < n or len(kinds) > 1 or len({part.dtype for part in parts.values()}) > 1:
-        return Apart(parts, n, like)
+        return SingleSamples(parts, n, like)
     if kinds == {Dense}:
-        return Dense(Apart(parts, n, like).dense())
+        return Dense(SingleSamples(parts, n, like).dense())
     found: Form | None = None
     if kinds == {Outer}:
         found = _positions([(i, p) for i, p in parts.items() if isinstance(p, Outer)], n)
     elif kinds == {Patches} and len(parts) == n:
         found = _images([p for _, p in sorted(parts.items()) if isinstance(p, Patches)])
-    return Apart(parts, n, like) if found is None else found
+    return SingleSamples(parts, n, like) if found is None else found
 
 
 def _positions(parts: list[tuple[int, Outer]], n: int) -> Outer | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...errors import Mixing
 from ..call import Call, Result, axes, carry, trailing
 from ..operators import rule
-from .contraction import Places, batch, gathered
+from .contraction import Places, batch, gather_colours
 
 
 @rule("linalg_vecdot cosine_similarity")
@@ -35,7 +35,7 @@ def cdist(call: Call) -> Result:
     a, b, out = call.arg(0, "x1"), call.arg(1, "x2"), call.out
     left: Places = [*batch(a, 2, out, 2), out.dim() - 2, None]
     right: Places = [*batch(b, 2, out, 2), out.dim() - 1, None]
-    return gathered(call, [(a, left), (b, right)], out)
+    return gather_colours(call, [(a, left), (b, right)], out)
 
 
 @rule("cross linalg_cross")

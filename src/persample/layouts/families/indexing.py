@@ -12,7 +12,7 @@ from ..call import Call, Result, axes, carry
 from ..layout import Layout, align, explicit, ids_of, merge, remap
 from ..operators import rule
 from ..reshaping import squeeze_colours
-from ..subscript import is_full, shrunk, spread
+from ..subscript import expand_index, is_full, shrunk
 
 
 @rule("getitem index", linear=True, routes=True)
@@ -21,7 +21,7 @@ def getitem(call: Call) -> Result:
     x, index = call.args[0], call.args[1]
     if call.name == "index" and isinstance(index, list):
         index = tuple(slice(None) if i is None else i for i in index)
-    entries = spread(index, x.dim())
+    entries = expand_index(index, x.dim())
     layout = call.layout(x)
     result: Layout | None = None
     if layout is not None:

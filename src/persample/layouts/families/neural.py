@@ -11,7 +11,7 @@ from ...errors import Mixing
 from ..call import Call, Result, carry, trailing
 from ..layout import Layout, closed, explicit, ids_of, merge
 from ..operators import rule
-from .contraction import Places, gathered
+from .contraction import Places, gather_colours
 from .shape import probe
 
 _CONV = {"conv1d": 1, "conv2d": 2, "conv3d": 3,
@@ -112,7 +112,9 @@ def grid_sampler(call: Call) -> Result:
     """A point of the grid gives a point of the result: it looks at all pixels of its channels."""
     x, grid = call.arg(0, "input"), call.arg(1, "grid")
     pixels: Places = [None] * (x.dim() - 2)
-    return gathered(call, [(x, [0, 1, *pixels]), (grid, [0, *range(2, x.dim()), None])], call.out)
+    return gather_colours(
+        call, [(x, [0, 1, *pixels]), (grid, [0, *range(2, x.dim()), None])], call.out
+    )
 
 
 @rule("layer_norm rms_norm native_layer_norm _fused_rms_norm")

@@ -20,7 +20,7 @@ def _first(out: Any) -> Tensor:
     return out if isinstance(out, Tensor) else next(o for o in out if isinstance(o, Tensor))
 
 
-def reduced(call: Call, dims: set[int], *, lost: bool | None = None) -> Layout | None:
+def reduce_colours(call: Call, dims: set[int], *, lost: bool | None = None) -> Layout | None:
     """Colours when ``dims`` of the first argument are reduced (kept as size one, or removed)."""
     x, out = call.arg(0, "input", "self"), _first(call.out)
     if lost is None:
@@ -43,7 +43,7 @@ def total(call: Call) -> Result:
     """Over the samples these give a sum over samples (divided by a count that is public)."""
     dims = _dims(call, 1)
     try:
-        return reduced(call, dims)
+        return reduce_colours(call, dims)
     except Mixing:
         if call.name == "nanmean":
             raise Mixing("nanmean over samples divides by a count of the whole batch") from None
@@ -69,7 +69,7 @@ def sum_to_size(call: Call) -> Result:
 )
 def reduce_second(call: Call) -> Result:
     """Reductions whose second argument is the dim."""
-    return reduced(call, _dims(call, 1))
+    return reduce_colours(call, _dims(call, 1))
 
 
 @rule("max min")
@@ -77,34 +77,34 @@ def extremum(call: Call) -> Result:
     """With a tensor as second argument element by element, else a reduction."""
     if isinstance(call.arg(1, "other"), Tensor):
         return elementwise(call)
-    return reduced(call, _dims(call, 1))
+    return reduce_colours(call, _dims(call, 1))
 
 
 @rule("std var std_mean var_mean")
-def spread(call: Call) -> Result:
+def std_and_var(call: Call) -> Result:
     """``x.std(False)`` reduces everything: a bool is not a dim."""
-    return reduced(call, _dims(call, 1))
+    return reduce_colours(call, _dims(call, 1))
 
 
 @rule("norm linalg_vector_norm linalg_norm frobenius_norm nuclear_norm")
 def norm(call: Call) -> Result:
     """The order comes before the dim, except for the two named matrix norms."""
     position = 1 if call.name in ("frobenius_norm", "nuclear_norm") else 2
-    return reduced(call, _dims(call, position))
+    return reduce_colours(call, _dims(call, position))
 
 
 @rule("linalg_matrix_norm")
 def matrix_norm(call: Call) -> Result:
     """Over two axes, the last two by default."""
     x = call.arg(0, "A", "input")
-    return reduced(call, axes(call.arg(2, "dim", default=(-2, -1)), x.dim()))
+    return reduce_colours(call, axes(call.arg(2, "dim", default=(-2, -1)), x.dim()))
 
 
 @rule("kthvalue")
 def kthvalue(call: Call) -> Result:
     """One axis, the last by default."""
     x = call.arg(0, "input")
-    return reduced(call, axes(call.arg(2, *_DIM_SECOND, default=-1), x.dim()))
+    return reduce_colours(call, axes(call.arg(2, *_DIM_SECOND, default=-1), x.dim()))
 
 
 @rule("quantile nanquantile")
