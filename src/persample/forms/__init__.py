@@ -25,6 +25,7 @@ from .strided_part import Part
 from .table_rows import Rows
 from .total import Total
 from .user_maps import Joint
+from .walk import walk_rows
 
 __all__ = [
     "BUDGET",
@@ -69,6 +70,7 @@ __all__ = [
     "spans",
     "stack_forms",
     "total",
+    "walk_rows",
     "wide",
     "within",
 ]
