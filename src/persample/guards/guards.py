@@ -1,13 +1,11 @@
 """All guards of one recording behind one door: what they hear, and when they refuse.
 
-A guard changes no number. :class:`NoGuards` hears nothing: with it, every right program gives the
-same answers.
+A guard changes no number: without guards, every correct program gives the same answers.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -181,63 +179,6 @@ class Guards:
             for name, form in found:
                 expect_deterministic(name, form)
             self._deterministic.add(node)
-
-
-class NoGuards(Guards):
-    """Guards switched off."""
-
-    def constants_used(self, constants: Sequence[Tensor], *, derived: bool) -> None:
-        """Nothing."""
-
-    def separated_by_zeros(
-        self, operator: str, constants: Iterable[Tensor], out: Tensor, *, masks: bool
-    ) -> None:
-        """Nothing."""
-
-    def made_again(self, difference: Tensor) -> None:
-        """Nothing."""
-
-    def pass_begins(self) -> None:
-        """Nothing."""
-
-    def fired(self, use: Use, saved: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
-        """Nothing."""
-
-    def pass_ends(self) -> None:
-        """Nothing."""
-
-    def remember(self, kept: Sequence[Kept], *, again: bool) -> None:
-        """Nothing."""
-
-    def expect_true(self, kept: Sequence[Kept], operands: Iterable[Operand] = ()) -> None:
-        """Nothing but what a failed pass left."""
-        if self._context.backward.trouble is not None:
-            raise self._context.backward.trouble
-
-    def expect_values(self, *, behind: bool) -> None:
-        """Nothing."""
-
-    def expect_deterministic(self, node: Any, found: Sequence[tuple[str, Form]]) -> None:
-        """Nothing."""
-
-
-_off = False
-
-
-def guards_of(context: Context) -> Guards:
-    """The guards of a new recording."""
-    return NoGuards(context) if _off else Guards(context)
-
-
-@contextlib.contextmanager
-def switched_off() -> Iterator[None]:
-    """Recordings that begin in this block have no guards: for tests."""
-    global _off
-    before, _off = _off, True
-    try:
-        yield
-    finally:
-        _off = before
 
 
 def _expect_unchanged(operand: Operand) -> None:

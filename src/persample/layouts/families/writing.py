@@ -44,11 +44,7 @@ def setitem(call: Call) -> Result:
     axis = _whole_axis(entries, brought.axis) if brought.ids is None else None
     if axis is not None and layout in (None, closed(axis, brought.inner)):
         return closed(axis, brought.inner)
-    mine = (
-        torch.full((1,) * x.dim(), -1, device=x.device)
-        if layout is None
-        else ids_of(layout, x.shape, call.n, x.device)
-    )
+    mine = call.colours(x)
     colours = ids_of(brought, region.shape, call.n, x.device)
     before = mine.expand(x.shape)
     if not any(isinstance(e, Tensor) for e in entries):
@@ -134,9 +130,7 @@ def _scattered(
         )
         if same and (along_axis or index.shape == source.shape):
             return brought if layout is None else merge(layout, brought, x.shape, call.n)
-    mine = torch.full((1,) * x.dim(), -1, device=x.device)
-    if layout is not None:
-        mine = ids_of(layout, x.shape, call.n, x.device)
+    mine = call.colours(x)
     colours = ids_of(brought, source.shape, call.n, x.device)
     if along_axis:
         sizes = [
@@ -161,10 +155,7 @@ def put(call: Call) -> Result:
     layout, brought = call.layout(x), call.layout(source)
     if brought is None:
         return layout
-    before = torch.full((1,) * x.dim(), -1, device=x.device)
-    if layout is not None:
-        before = ids_of(layout, x.shape, call.n, x.device)
-    before = before.expand(x.shape)
+    before = call.colours(x).expand(x.shape)
     colours = ids_of(brought, source.shape, call.n, x.device).expand(source.shape)
     after = paint(before, index % max(x.numel(), 1), colours)
     return layout_after_write(x, before, after, call.n)
@@ -209,10 +200,7 @@ def _masked_scatter(call: Call, x: Tensor, mask: Tensor, source: Tensor) -> Resu
         and source.shape[-1] == width
     )  # whole rows: one element of each will do
     shape = (*x.shape[:-1], 1) if thin else tuple(x.shape)
-    mine = torch.full((1,) * x.dim(), -1, device=x.device)
-    if layout is not None:
-        mine = ids_of(layout, x.shape, call.n, x.device)
-    colours = ids_of(brought, source.shape, call.n, x.device)
+    mine, colours = call.colours(x), ids_of(brought, source.shape, call.n, x.device)
     if thin and (mine.shape[-1] != 1 or colours.shape[-1] != 1):
         raise Mixing("rows hold several samples")
     before = mine.expand(shape)
