@@ -1,4 +1,4 @@
-"""Models spread over processes: sums that every process agrees on, or a refusal.
+"""Models distributed over processes: sums that every process agrees on, or a refusal.
 
 ``DistributedDataParallel`` and ``fully_shard`` reduce gradients while autograd accumulates them. A
 recording accumulates none, so ``tape.set_grad`` reduces instead: it writes the sum over processes
@@ -23,14 +23,14 @@ Targets = list[tuple[Tensor, Tensor]]
 
 
 def find_processes(model: nn.Module) -> Spread | None:
-    """How a model is spread; None where there is only one process, without process group."""
+    """How a model is distributed; None if there is only one process, without process group."""
     if not dist.is_available() or not dist.is_initialized():
         return None
     return Spread(model)
 
 
 class Spread:
-    """Which parameters of a recorded model other processes hold, too, and how."""
+    """Which parameters of a recorded model other processes also hold, and how."""
 
     def __init__(self, model: nn.Module) -> None:
         self._modules = list(model.modules())
@@ -185,7 +185,7 @@ def is_distributed(tensor: Tensor) -> bool:
 
 
 def is_freed(tensor: Tensor) -> bool:
-    """Whether somebody took a tensor's memory away."""
+    """Whether a tensor's memory was freed."""
     return tensor.untyped_storage().size() < tensor.numel() * tensor.element_size()
 
 

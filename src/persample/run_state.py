@@ -134,7 +134,7 @@ _UNITS = 64  # of rounding that gradients may carry from others
 def tolerance(dtype: torch.dtype) -> float:
     """Deviation, relative to the largest entry, that rounding alone can explain.
 
-    Half precision is judged by a tenth: a gradient given to the wrong sample is off by more.
+    Half precision is compared to a tenth: a gradient given to the wrong sample is off by more.
     """
     return min(0.1, float(200 * torch.finfo(dtype).eps ** 0.75))
 

@@ -178,7 +178,7 @@ GUARDS = (
     Guard(
         "a gradient was written to past torch (NumPy, `.data`) by a hook or a custom function",
         "guards/extracted_numbers.py",
-        ((Received, "written", lambda own, _: bool(own.lent or own._copies)),),
+        ((Received, "written", lambda own, _: bool(own.handed_out or own._copies)),),
         (REPORT,),
         ((Received, "written", no),),
         past_torch,

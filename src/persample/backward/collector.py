@@ -81,7 +81,7 @@ class Collector:
         if not use.tapped.usual:
             for reason, grad in zip(use.tapped.refused, grads, strict=True):
                 if reason is not None and grad is not None:
-                    backward.refuse(reason.error("samples meet before the loss"))
+                    backward.refuse(reason.error("samples interact before the loss"))
                     return
         if torch.is_grad_enabled() or torch._C._is_any_autocast_enabled():
             with torch.no_grad(), uncast():

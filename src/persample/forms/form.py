@@ -150,7 +150,7 @@ class Form:
         return shares_memory(rows, self.tensors())
 
     def fresh(self) -> Tensor:
-        """Dense rows in memory that nobody else has."""
+        """Dense rows in memory of their own."""
         rows = self.dense().contiguous()
         return rows.clone() if self.owns(rows) else rows
 
@@ -170,7 +170,7 @@ class Form:
         return self.size * wide(self.dtype).itemsize
 
     def plan(self) -> Plan:
-        """How norms are taken, and what that costs."""
+        """How norms are computed, and what that costs."""
         moved = 2 * self.n * self.row_bytes()
         return Plan("rows", self.work(), moved, self.row_bytes(), self.n)
 
@@ -197,11 +197,11 @@ class Form:
         return torch.cat([r.square().sum(1) for r in rows])
 
     def enlarged(self, found: Tensor) -> Tensor:
-        """Bounds of squared norms that were taken of the rows that sums are taken of."""
+        """Bounds of squared norms of the rows that sums are computed from."""
         return enlarge(found, 2 * self.size if self.dtype.is_complex else self.size)
 
     def rounding(self) -> Tensor:
-        """How far :meth:`certain_sum` of one sample may be from what its norm was taken of."""
+        """How far :meth:`certain_sum` of one sample may be from what its norm was computed from."""
         return torch.zeros(self.n, dtype=real(self.dtype), device=self.device)
 
     def measured(self) -> tuple[Tensor, Tensor]:

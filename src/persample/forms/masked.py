@@ -11,7 +11,7 @@ from .form import Form
 class Masked(Form):
     """Zero for ``bad`` samples; the others' rows are computed as they are with them.
 
-    What is computed in another way is rounded in another way: norms were taken of these very rows.
+    What is computed in another way is rounded in another way, and norms come from these very rows.
     """
 
     __slots__ = ("bad", "form")

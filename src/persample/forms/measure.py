@@ -9,7 +9,7 @@ from .form import Form
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A form in numbers; ``norms`` is the way in which its parameter's norms are taken."""
+    """A form in numbers; ``norms`` is how its parameter's norms are computed."""
 
     form: str
     norms: str

@@ -29,7 +29,7 @@ class Outer(Form):
     holds the k·a·b numbers in that order. Complex factors are multiplied as they are.
 
     Factors of one block are kept as ``given``: (n, t, a) and (n, t, b), or (n, a) and (n, b) if
-    there is one position. They get their other axes when somebody looks at them.
+    there is one position. They get their other axes when they are needed.
     """
 
     __slots__ = ("given", "left", "right")

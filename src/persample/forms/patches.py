@@ -16,7 +16,7 @@ from .rounding import Unsure, bound_norms, error_units, lengths, recompute_doubt
 from .sketch import Sketch
 
 _COLUMNS = 8 << 20  # bytes of patches that are written out at once
-_LOOSE = 4e-2  # what rounding may add to a squared norm before it is taken again
+_LOOSE = 4e-2  # what rounding may add to a squared norm before it is computed again
 
 
 class Patches(Form):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 RUN = 4096  # squares that are added up in one go
 _DOUBT = {torch.float32: 400 * torch.finfo(torch.float32).eps, torch.float64: 1e-6}
-_NOTHING = 1e-20  # a squared norm that nobody clips to
+_NOTHING = 1e-20  # a squared norm that no one clips to
 _BLOCK = 256  # terms that a matrix product adds up one after the other
 THIN = 16  # a result that is narrower is added up without blocks
 
@@ -26,7 +26,7 @@ def units(size: int) -> float:
 
 
 def enlarge(found: Tensor, size: int) -> Tensor:
-    """Bounds of sums of so many squares that were taken of rows as they are."""
+    """Bounds of sums of so many squares that were computed from rows as they are."""
     return found * (1 + units(size) * torch.finfo(found.dtype).eps)
 
 
@@ -88,7 +88,7 @@ def hidden_from_traces(
 
     Rounding of ⟨lₜ, lₛ⟩ is some units of ‖lₜ‖‖lₛ‖, and not independent: positions that are alike
     are rounded alike. With ⟨rₜ, rₛ⟩ it makes at most the trace of one times the size of the other.
-    A product that vanished may have met a huge one in the other.
+    A product that vanished may be multiplied by a huge one of the other kind.
     """
     # squares of products may overflow or vanish; no size exceeds its trace
     fair = [
@@ -126,7 +126,7 @@ def _doubtful(found: Tensor, scale: Tensor) -> Tensor:
 
 
 def recompute_doubtful(found: Tensor, scale: Tensor, exactly: Callable[[Tensor], Tensor]) -> Tensor:
-    """Squared norms; where products of positions cancel to some thousandths, taken again."""
+    """Squared norms; where products of positions cancel to some thousandths, computed again."""
     which = _doubtful(found, scale).nonzero().flatten()
     if which.numel():
         found[which] = exactly(which).to(found)
@@ -152,11 +152,11 @@ class Unsure(NamedTuple):
 def bound_norms(norms: Sequence[Unsure]) -> list[tuple[Tensor, Tensor]]:
     """Each one's bounds, and what its sum of positions may be off by.
 
-    A bound is the norm plus what rounding can have hidden; doubtful norms are taken again. All are
-    looked at together, and read back once. They are of one dtype and device.
+    A bound is the norm plus what rounding can have hidden; doubtful norms are computed again.
+    All are looked at together, and read back once. They are of one dtype and device.
     """
     found = torch.stack([each.found for each in norms])
-    # energy that vanished is not hidden: a small factor may have met a huge one
+    # energy that vanished is not hidden: a small factor may be multiplied by a huge one
     off = torch.stack([rounding_error(e.energy + e.hidden, e.t, e.run) for e in norms])
     unit = torch.finfo(found.dtype).eps
     sizes = found.new_tensor([units(each.a * each.b) for each in norms]).unsqueeze(1)

@@ -134,7 +134,7 @@ class Part(Mapped):
         return self.form.dot(seen)
 
     def dots(self, other: Form) -> Tensor:
-        """Two views of the same elements meet as the forms of the views do."""
+        """Two views of the same elements: as the forms of the views."""
         if isinstance(other, Part) and other.map() == self.map():
             return self.form.dots(other.form)
         if isinstance(other, Part) and (

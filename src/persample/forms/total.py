@@ -98,7 +98,7 @@ class Total(Form):
         if self.tied() is not None:  # their certain sums are their weighted sums
             return self.weighted_sum(c)
         if any(_rounded_unseen(form) for form in self.forms):
-            return Form.weighted_sum(self, c)  # the very rows that the norms were taken of
+            return Form.weighted_sum(self, c)  # the very rows that the norms were computed from
         return self._summed(lambda form: form.certain_sum(c))
 
     def _summed(self, ask: Callable[[Form], Tensor]) -> Tensor:
@@ -158,7 +158,7 @@ class Total(Form):
             one, two = (off + 8 * unit * size.sqrt() for _, size, off in parts)
             bound += one * two / (128 * unit)
             self._write_out(bound > found * (1 + 1e-3), found, bound)
-        # the sum is rounded part by part, and so are the rows that the norm was taken of
+        # the sum is rounded part by part, and so are the rows that the norm was computed from
         off = add_all([p[2] for p in parts])
         return found, (bound.sqrt() + off * 2 + 8 * unit * sizes).square(), off
 
@@ -186,7 +186,7 @@ class Total(Form):
 
 
 def _rounded_unseen(form: Form) -> bool:
-    """Whether nothing tells how a form's rows are rounded."""
+    """Whether it is not known how a form's rows are rounded."""
     if isinstance(form, Part):
         return _rounded_unseen(form.form)
     if isinstance(form, Scaled):

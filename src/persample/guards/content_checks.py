@@ -1,6 +1,6 @@
 """Whether tensors still hold what they held: parameters in backward, for instance.
 
-Version counters tell of most writes, but not of those of fused optimizers, through ``.data``, or by
+Version counters show most writes, but not of those of fused optimizers, through ``.data``, or by
 NumPy. Some elements of every tensor are kept: a step changes them.
 """
 
@@ -19,10 +19,10 @@ _LOOKS = 64  # elements of each tensor that are kept
 
 
 class Constants:
-    """Tensors without samples or parameters that met some: masks, indices, labels, code books.
+    """Tensors without samples or parameters that were used with some: masks, indices, labels.
 
-    Nobody announces when they are refilled. They are not held: who refills them does that, perhaps
-    by the tensor that they were a view of. Memory that is not torch's (NumPy's) is refilled by
+    No event announces a refill. They are not held: whoever refills them holds them, perhaps by
+    the tensor that they were a view of. Memory that is not torch's (NumPy's) is refilled by
     others than tensors: such are held.
     """
 
@@ -36,7 +36,7 @@ class Constants:
         return bool(self._seen)
 
     def note(self, tensors: Iterable[Tensor], *, derived: bool) -> None:
-        """These met parameters; ``derived``: parameters alone, so that a graph may need them."""
+        """These were used with parameters; ``derived``: alone, so that a graph may need them."""
         for tensor in tensors:
             before = self._seen.get(id(tensor))
             if before is not None and before[0]() is tensor and before[1] >= derived:
@@ -53,7 +53,7 @@ class Constants:
                         self._views.append(_View(tensor, ref, derived, memory))
 
     def reachable(self, *, derived: bool = False) -> list[Tensor]:
-        """Those that somebody holds; all of them, or only those behind derived tensors."""
+        """Those that someone still holds; all of them, or only those behind derived tensors."""
         found = [(ref(), behind) for ref, behind in self._seen.values()]
         found += [(view.region(), view.derived) for view in self._views]
         return [t for t, behind in found if t is not None and (behind or not derived)]
@@ -71,7 +71,7 @@ class Constants:
 
 
 class _View:
-    """Where a view lies in the memory of the tensor that it was taken of, which may outlive it."""
+    """Where a view lies in the memory of its base tensor, which may outlive it."""
 
     def __init__(
         self, tensor: Tensor, ref: weakref.ref[Tensor], derived: bool, memory: int

@@ -13,7 +13,7 @@ from ..run_state import sums, tolerance
 
 
 def footprint(tensors: Sequence[Tensor]) -> Tensor:
-    """Two numbers for each tensor: a sum that tells rows apart, and how large it could be."""
+    """Two numbers for each tensor: a sum that distinguishes rows, and how large it could be."""
     sizes = [t.detach().abs().sum(dtype=torch.float64) for t in tensors]
     return torch.stack([sums(tensors), 3 * sums(sizes)])
 

@@ -39,10 +39,10 @@ class Kept(Protocol):
     watched: Sequence[Tensor]
 
     def relies(self, by_hand: Collection[Any]) -> bool:
-        """Whether answers are computed from values of parameters when they are asked for."""
+        """Whether answers are computed from values of parameters on demand."""
 
     def overwritten(self) -> bool:
-        """Whether somebody wrote into what is kept."""
+        """Whether what is kept was written to."""
 
 
 class Guards:
@@ -76,7 +76,7 @@ class Guards:
     def separated_by_zeros(
         self, operator: str, constants: Iterable[Tensor], out: Tensor, *, masks: bool
     ) -> None:
-        """Zeros of a constant, or a mask, were all that kept samples apart in a call."""
+        """Zeros of a constant, or a mask, were all that kept samples separate in a call."""
         self._zeros.note(constants, masks=masks)
         if out.grad_fn is not None:
             out.grad_fn.register_hook(Finite(self._context.ref, operator, here()))

@@ -49,7 +49,7 @@ def hook_on_expanded(use: Use) -> UsageError:
     return UsageError(
         f"{use.operator} used an expanded tensor with a hook, or made by a custom function",
         where=describe(use.place),
-        why="its gradients are added up over the expanded axis, and were not kept apart",
+        why="its gradients are added up over the expanded axis, and were not kept separate",
         fix="expand after the custom function, and put hooks on the tensor before it is expanded",
     )
 
@@ -61,24 +61,24 @@ def gradient_of_unowned_rows(use: Use) -> MissedUseError:
         where=describe(use.place),
         why="constant rows share an axis with the samples' rows, and nothing says whose they are",
         fix="tape.backward(losses) with one loss per sample, in their order; tape.mark(tensor, "
-        "ids=...) says whose they are; or join constants along another axis",
+        "ids=...) says which sample they belong to; or join constants along another axis",
     )
 
 
 def not_finite_at_zeros(operator: str, place: Place | None) -> MissedUseError:
-    """A gradient is not finite where zeros keep samples apart."""
+    """A gradient is not finite where zeros keep samples separate."""
     return MissedUseError(
         f"the gradient that reached {operator} is not finite",
         where=describe(place),
-        why="zeros of a matrix or a mask keep the samples apart, and zero times that is not zero",
+        why="zeros of a matrix or a mask separate the samples, and zero times that is not zero",
         fix="leave out the samples whose losses overflow",
     )
 
 
 def zeros_overwritten() -> StaleError:
-    """A constant that kept samples apart in forward does not in backward."""
+    """A constant that kept samples separate in forward does not in backward."""
     return StaleError(
-        "a matrix or a mask whose zeros keep the samples apart was written to before backward",
+        "a matrix or a mask whose zeros keep the samples separate was written to before backward",
         why="backward reads it again, and gives samples gradients of others",
         fix="write to a clone of it",
     )
@@ -87,7 +87,7 @@ def zeros_overwritten() -> StaleError:
 def remade() -> StaleError:
     """A tensor derived from parameters could not be made again."""
     return StaleError(
-        "what is derived from parameters alone was written to unseen before data were met",
+        "what is derived from parameters alone was written to unseen before it was used with data",
         why="it, or a constant behind it: made again for every sample, it came out another",
         fix="write to a clone of it",
     )

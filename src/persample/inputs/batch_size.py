@@ -1,4 +1,4 @@
-"""How many samples there are, where nobody says so: read off the inputs, agreed on by losses."""
+"""The number of samples, if the caller does not give it: from the inputs, checked by losses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Guess:
         self.made = False
         self._quiet = False  # made from a call without gradients
         self.lengths: set[int] = set()  # of lists whose tensors may be one sample each
-        self.id_input = ""  # an input that says whose each row is, and was taken as samples' own
+        self.id_input = ""  # an input of sample ids that was read as samples
         self._other: int | None = None  # the first size that is not one, beside one
         self._second: set[int] = set()  # sizes of the next axis, if the first has one index
         self._calls: dict[int, int] = {}  # how often a module was given samples
@@ -77,11 +77,11 @@ class Guess:
             self._calls[id(module)] = self._calls.get(id(module), 0) + 1
 
     def advice(self, losses: Tensor, n: int | None) -> str:
-        """What may have been taken for something else, where samples meet."""
+        """What may have been misread, where samples interact."""
         count = losses.shape[0] if losses.dim() == 1 else 0
         if self.id_input:
             return (
-                f"if {self.id_input!r} only says whose each row is, name it in "
+                f"if {self.id_input!r} only says which sample each row belongs to, name it in "
                 f"record(..., constants=({self.id_input!r},))"
             )
         if self.made and count != n and count in self.lengths:
@@ -92,7 +92,7 @@ class Guess:
         return ""
 
     def expect_agreement(self, losses: Tensor, n: int | None) -> None:
-        """Where the inputs leave a doubt about n, the losses must settle it."""
+        """Where the inputs leave a doubt about n, the losses must decide."""
         if not self.made or not n:
             return
         count = losses.shape[0] if losses.dim() else 0
@@ -117,7 +117,7 @@ class Guess:
             raise _unclear(
                 (1, self._other),
                 f"the first input has one index on axis {self.dim}, another input has "
-                f"{self._other}, and losses of shape {tuple(losses.shape)} do not tell",
+                f"{self._other}, and losses of shape {tuple(losses.shape)} do not decide",
                 "record(..., n=...), or constants=... with the names of inputs that all samples "
                 "share",
             )

@@ -1,7 +1,7 @@
 """Nested containers, opened and made again in one place: whatever batches and arguments come in.
 
 Lists, tuples, named tuples, any ``Mapping`` (dictionaries, ``UserDict``, Hugging Face's
-``BatchEncoding`` and ``ModelOutput``), dataclasses, and, where asked, objects of the caller's own
+``BatchEncoding`` and ``ModelOutput``), dataclasses, and, on request, objects of the caller's own
 class by their attributes (PyTorch Geometric's ``Data`` and ``Batch`` among them).
 """
 
@@ -60,7 +60,7 @@ def mapped(
     """The same nested containers with every tensor replaced; the value itself if none changed.
 
     ``function`` also replaces everything for which ``whole`` is true, which is not opened then.
-    With ``objects``, objects of the caller's own class are opened, too, but none inside another.
+    With ``objects``, objects of the caller's own class are also opened, but none inside another.
     Nothing is written to: what changes is a copy.
     """
     if isinstance(value, Tensor) or whole(value):

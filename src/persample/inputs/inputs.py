@@ -30,7 +30,7 @@ from .input_trees import (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Seen:
-    """An input tensor and how it was taken."""
+    """An input tensor and how it was read."""
 
     path: str
     shape: tuple[int, ...]
@@ -80,7 +80,7 @@ class Inputs:
         self._thread = 0  # the recording's: calls in others are not seen
 
     def begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Take the arguments of the only call to come: no module has to tell when it is made."""
+        """Take the arguments of the only call to come: no module has to announce it."""
         self._begun = True
         self._take(module, args, kwargs)
 
@@ -148,7 +148,7 @@ class Inputs:
                 self._give(out)
 
     def _give(self, out: Any) -> None:
-        """Results are the caller's, too, who may go on to compute in their memory."""
+        """Results also belong to the caller, who may go on to compute in their memory."""
         found: list[tuple[str, Any]] = []
         if out.__class__ is Tensor:
             found.append(("", out))
@@ -252,7 +252,7 @@ class Inputs:
         )
 
     def expect_samples(self) -> None:
-        """Say which inputs were looked at, if none of them was taken as samples."""
+        """Say which inputs were looked at, if none of them was read as samples."""
         if not self.seen or any(seen.samples for seen in self.seen):
             return
         n = self._context.n

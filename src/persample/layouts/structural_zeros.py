@@ -1,7 +1,7 @@
-"""Products in which zeros keep samples apart: block-diagonal graphs, attention masks of a pack.
+"""Products in which zeros keep samples separate: block-diagonal graphs, attention masks of a pack.
 
 What is multiplied by a constant zero has no influence and receives no gradient. Whether a constant
-is zero is read off its values: where samples meet by an operator's shapes alone, this looks closer.
+is zero is read off its values. This is for calls whose shapes alone would let samples interact.
 A zero times what is not finite is not zero: the caller sees to that.
 """
 
@@ -26,7 +26,7 @@ def separate_by_zeros(
     operator: Operator, args: Sequence[Any], kwargs: dict[str, Any], out: Any,
     coloured: Sequence[tuple[Tensor, State]], n: int,
 ) -> Layout | None:  # fmt: skip
-    """The layout of a product of samples and a constant, if its zeros keep samples apart."""
+    """The layout of a product of samples and a constant, if its zeros keep samples separate."""
     layouts: dict[int, Layout] = {}
     for tensor, state in coloured:
         if isinstance(state, Layout) and state.coupled is None:
@@ -105,7 +105,7 @@ def _thin(colours: Tensor) -> Tensor:
 
 
 def _attention(call: Call) -> Layout | None:
-    """A query is of the sample whose keys its mask leaves to it."""
+    """A query belongs to the sample whose keys its mask leaves to it."""
     q, k, v = call.arg(0, "query"), call.arg(1, "key"), call.arg(2, "value")
     mask, rows = call.arg(3, "attn_mask"), call.out.dim() - 2
     if mask is None or call.arg(5, "is_causal", default=False) or not _constant(call, mask):
@@ -136,7 +136,7 @@ def _mask_outweighs(q: Tensor, k: Tensor, mask: Tensor) -> bool:
 
 
 def _rows(call: Call, tensor: Tensor) -> Tensor | None:
-    """Whose each row is, where all of them are somebody's and nothing else tells samples apart."""
+    """The sample of each row, if all rows have one and nothing else separates samples."""
     layout, axis = call.layout(tensor), tensor.dim() - 2
     if layout is None or layout.axes != (axis,):
         return None

@@ -16,7 +16,7 @@ from .table import OfTable
 
 
 def unbroadcast(part: Tensor, layout: Layout, operand: Operand, n: int) -> Form | OfTable:
-    """The form of an operand from the gradient of its copies, one for every element it met."""
+    """The form of an operand from the gradient of its copies, one for every use of an element."""
     if not operand.value.is_complex() and part.is_complex():
         part = part.real
     if operand.lookup is not None and part.shape == operand.value.shape:

@@ -59,8 +59,8 @@ def _drop_repeated(
 ) -> tuple[Tensor, str, Tensor, str]:
     """Both terms without axes of size one that are repeated.
 
-    A capsule's matrices (1, i, c, a, b) meet vectors (n, i, 1, b, 1): they are repeated over the
-    samples, the vectors over c.
+    A capsule's matrices (1, i, c, a, b) multiply vectors (n, i, 1, b, 1): they are repeated over
+    the samples, the vectors over c.
     """
     for d in reversed([d for d, s in enumerate(weight.shape) if s == 1]):
         if mine[d] in data and mine[d] in out:

@@ -1,8 +1,8 @@
 """One backward pass for all samples: the operator runs on copies of the parameter, one for each.
 
-If a parameter is repeated along the axis of the samples, and an operator keeps samples apart that
-lie there, then the gradient of copy i is the gradient of sample i. Whether it keeps them apart is
-asked where layouts are followed: the copies are taken for samples, and the result must have the
+If a parameter is repeated along the axis of the samples, and an operator keeps samples there
+separate, then the gradient of copy i is the gradient of sample i. Whether it does is
+decided by its layout rule: the copies are treated as samples, and the result must have the
 layout that it has.
 """
 
@@ -101,7 +101,7 @@ def _around(use: Use, firing: Firing, layout: Layout) -> tuple[torch.Size, Layou
 def _gradients(
     use: Use, firing: Firing, copies: list[tuple[Tensor, Layout]], n: int
 ) -> list[Tensor | None]:
-    """Of every copy, if the samples among them are kept apart."""
+    """Of every copy, if the samples among them are kept separate."""
     grad = firing.grads[0]
     assert grad is not None
     saved = [t.detach() for t in firing.saved]

@@ -21,7 +21,7 @@ def rows_not_finite(rows: Tensor) -> list[int]:
 def only(data: Sequence[Tensor], layouts: Sequence[Layout | None], i: int, n: int) -> list[Tensor]:
     """The data, with numbers of other samples replaced by those of sample i.
 
-    Where samples are kept apart, nothing of sample i's result changes. Indices and masks stay: they
+    Where samples are separate, nothing of sample i's result changes. Indices and masks stay: they
     say where things go.
     """
     return [

@@ -70,7 +70,7 @@ def linear(use: Use, firing: Firing, n: int) -> Forms:
 
 @rule("bilinear")
 def bilinear(use: Use, firing: Firing, n: int) -> Forms:
-    """X (…, i), y (…, j), weight (o, i, j), bias (o): products of x and y meet the gradient."""
+    """X (…, i), y (…, j), weight (o, i, j), bias (o): products of x and y, times the gradient."""
     x, y, weight, bias = use.bind(firing, "input1", "input2", "weight", "bias")
     grad, layout = firing.grads[0], use.out_layouts[0]
     if grad is None or grad.is_complex():

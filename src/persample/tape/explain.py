@@ -139,7 +139,7 @@ class Explainer:
         )
 
     def _measured_uses(self, forms: ParameterForms | None) -> Iterator[Told]:
-        """What was kept, and how the whole of each parameter would be asked."""
+        """What was kept, and how each parameter's norms would be computed."""
         consumer = self._collector.consumer
         if isinstance(consumer, Lean):
             yield from consumer.told
@@ -200,7 +200,7 @@ def _ambiguity(seen: Seen, dim: int, n: int | None) -> str | None:
         )
     if seen.samples and len(seen.shape) == 2 and seen.shape[0] == seen.shape[1]:
         return (
-            f"{seen.path} {seen.shape} is taken as samples because axis {dim} has size n; if it is "
+            f"{seen.path} {seen.shape} is read as samples because axis {dim} has size n; if it is "
             f"not per-sample data: {cure}"
         )
     return None

@@ -33,7 +33,7 @@ def cross(mine: Question, other: Question, names: Sequence[str]) -> Tensor:
     if not common:
         raise UsageError(
             "the two tapes have no parameter in common",
-            why=f"this one was asked about {list(names)[:3]}, the other recorded "
+            why=f"this one was queried for {list(names)[:3]}, the other recorded "
             f"{list(other.selected)[:3]}",
             fix="record the same parameters of the same model in both",
         )

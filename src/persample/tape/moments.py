@@ -1,4 +1,4 @@
-"""Questions about the spread of gradients over samples."""
+"""Queries about the variance of gradients over samples."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def _span(tensor: Tensor) -> tuple[int, int]:
 
 
 def _interleaved(a: Tensor, b: Tensor) -> bool:
-    """Whether they are columns of one matrix of samples: rows alternate and never meet."""
+    """Whether they are columns of one matrix of samples: rows alternate and never overlap."""
     step = a.stride(0) * a.element_size()
     if step != b.stride(0) * b.element_size():
         return False

@@ -1,4 +1,4 @@
-"""Every parameter's form, once it is asked for, and whether it may be trusted."""
+"""Every parameter's form, made on demand, and whether it may be trusted."""
 
 from __future__ import annotations
 
@@ -117,19 +117,19 @@ class ParameterForms:
             visit(name, form)
 
     def found_grads(self, names: Sequence[str]) -> Grads | None:
-        """Nothing is asked ahead."""
+        """Nothing was computed in advance."""
         return None
 
     def found_dots(self, direction: Mapping[str, Tensor], names: Sequence[str]) -> Grads | None:
-        """Nothing is asked ahead."""
+        """Nothing was computed in advance."""
         return None
 
     def found_projections(self, wanted: tuple[int, int]) -> list[Tensor] | None:
-        """Nothing is asked ahead."""
+        """Nothing was computed in advance."""
         return None
 
     def found_moments(self) -> tuple[Grads, Grads, Grads] | None:
-        """Nothing is asked ahead."""
+        """Nothing was computed in advance."""
         return None
 
 

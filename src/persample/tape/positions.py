@@ -241,9 +241,9 @@ class Positions:
             found.append(splits)
             lengths.setdefault(next(s.count for s in splits if s is not None), []).append(name)
         if len(lengths) > 1:
-            told = "; ".join(f"{k} of {v[0]!r} and {len(v) - 1} more" for k, v in lengths.items())
+            counts = "; ".join(f"{k} of {v[0]!r} and {len(v) - 1} more" for k, v in lengths.items())
             raise UsageError(
-                f"parameters were used with different numbers of positions: {told}",
+                f"parameters were used with different numbers of positions: {counts}",
                 fix="ask for those that agree: tape.positions(params=lambda name: ...)",
             )
         return found, next(iter(lengths), 0)

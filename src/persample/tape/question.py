@@ -18,7 +18,7 @@ from .source import Forms, Grads, Source, Visitor
 
 
 class Question:
-    """A recording, open for questions; each is asked inside :meth:`asking`."""
+    """A recording, open for queries; each is answered inside :meth:`answering`."""
 
     def __init__(self, context: Context, source: Source) -> None:
         self._context, self.source = context, source
@@ -29,7 +29,7 @@ class Question:
         """Unseen by any recorder, uncast, one thread at a time, within the memory budget."""
         if torch._C._functorch.peek_interpreter_stack() is not None:
             raise UsageError(
-                "a tape cannot be asked inside a torch.func transform",
+                "a tape cannot be queried inside a torch.func transform",
                 why="its answers carry no gradient, and are not batched",
                 fix="ask outside, and use the answer inside",
             )
@@ -123,7 +123,7 @@ class Question:
         wide: bool = False,
         last: bool = False,
     ) -> Grads:
-        """Σ cᵢ gᵢ; ``bad`` samples are taken out before any batched kernel: 0 · NaN is NaN.
+        """Σ cᵢ gᵢ; ``bad`` samples are removed before any batched kernel: 0 · NaN is NaN.
 
         ``certain``: from what certified bounds were computed from. ``wide``: float32 at least.
         """

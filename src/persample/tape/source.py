@@ -18,7 +18,7 @@ Visitor = Callable[[str, Form], None]
 class Source(Protocol):
     """A recording, as its questions see it.
 
-    What was ``found`` ahead is None where nothing was: then the forms are asked.
+    What was ``found`` in advance is None if nothing was: then the forms are queried.
     """
 
     @property

@@ -65,7 +65,7 @@ class Tape:
         raise UsageError(
             "a tape can be neither copied nor pickled",
             why="it refers to the model and to the graph of one pass",
-            fix="copy or store what was asked of it",
+            fix="copy or store its answers",
         )
 
     def __repr__(self) -> str:
@@ -104,7 +104,7 @@ class Tape:
         """Say where the samples are in a tensor that the model does not receive as input.
 
         Args:
-            tensor: Data, before parameters meet it.
+            tensor: Data, before it is used with parameters.
             dim: The axis of the samples.
             ids: A sample for each index of that axis, where they are not in order; -1 for none.
 
@@ -127,7 +127,7 @@ class Tape:
             retain_graph: Keep the graph for another backward pass.
 
         Raises:
-            MixedSamplesError: Samples meet before the loss, or nothing proves that they do not.
+            MixedSamplesError: Samples interact before the loss, or nothing proves that they do not.
             MissedUseError: A parameter was used where the recorder could not see it.
         """
         self._open()
@@ -191,7 +191,7 @@ class Tape:
     def norms(self, *, params: Params = None) -> Tensor:
         """‖gᵢ‖ over all parameters: (n,). Never materialised.
 
-        Where products of positions cancel so far that digits would be lost, they are taken again
+        Where products of positions cancel so far that digits would be lost, they are computed again
         from rows. Clipping does not rely on them: it uses certified bounds.
         """
         with self._answering() as question:
@@ -293,7 +293,7 @@ class Tape:
         """⟨gᵢ, V⟩ for a direction ``{name: shape}``: (n,).
 
         For m directions at once, ``{name: (m, *shape)}``: (n, m). With ``params=`` the direction
-        may hold other names, too.
+        may also hold other names.
 
         >>> import torch, persample
         >>> model = torch.nn.Linear(3, 2)
@@ -392,8 +392,8 @@ class Tape:
         The tensors are taken over, not copied, as in ``parameter.grad = tensor``: what changes
         ``.grad`` in place later changes them. Adding writes to neither.
 
-        Where the model is spread over processes (DDP, ``fully_shard``), every process must call it,
-        and what is written is the sum over processes, not their mean.
+        If the model is distributed (DDP, ``fully_shard``), every process must call it, and what is
+        written is the sum over processes, not their mean.
         """
         with torch._C.DisableTorchFunction(), torch.no_grad():
             selected = self._open().selected

@@ -1,6 +1,6 @@
 """Rows of all parameters behind derived tensors at once.
 
-Learned queries that pass through layers before they meet any data have many parameters behind
+Learned queries that pass through layers before they are used with data have many parameters behind
 them. Going back to each on its own would walk the same graph again and again. Rows of a table that
 constants picked again and again are added up.
 """
@@ -22,7 +22,7 @@ from .picked_rows import Picked
 
 
 def pull_back_together(forms: Mapping[str, Form]) -> dict[str, Form]:
-    """New forms for the parameters behind derived tensors: what is asked twice is done once.
+    """New forms for the parameters behind derived tensors: what is needed twice is computed once.
 
     Rows take half of the budget at most.
     """

@@ -1,6 +1,6 @@
 """Pieces of a parameter that do not overlap: experts, slices, the blocks of a fused matrix.
 
-Each piece is asked on its own and written straight to its place. Nothing of the parameter's size
+Each piece is computed on its own and written straight to its place. Nothing of the parameter's size
 is made for a piece.
 """
 
@@ -155,7 +155,7 @@ class Pieces(Form):
         return add_all([p.dot(direction) for p in self.parts])
 
     def dots(self, other: Form) -> Tensor:
-        """Piece by piece where both have the same pieces; those that one has alone meet zeros."""
+        """Piece by piece where both have the same pieces; others add nothing."""
         if not isinstance(other, Pieces):
             return super().dots(other)
         theirs = {p.map(): p for p in other.parts}

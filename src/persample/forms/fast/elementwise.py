@@ -22,14 +22,14 @@ from ..sketch import Sketch
 from ..table_rows import Rows
 
 _TILE = 4 << 20  # bytes of rows that stay in cache between two passes
-_LOOSE = 4e-3  # what rounding may add to a squared norm before it is taken again
+_LOOSE = 4e-3  # what rounding may add to a squared norm before it is computed again
 _LOOSER = 4e-2  # the same of convolutions, which take longer
 
 
 class Scaled(Mapped):
     """gᵢ = M ∘ hᵢ; ``factor`` M is one number (no axes) or has the shape of hᵢ.
 
-    M is real, in the dtype of sums, and nobody else writes to it. ``key`` tells it from others.
+    M is real, in the dtype of sums, and no one else writes to it. ``key`` identifies it.
     """
 
     __slots__ = ("factor", "key")
@@ -57,7 +57,7 @@ class Scaled(Mapped):
 
     @property
     def certain(self) -> bool:
-        """Whether the inner form tells how its sums are rounded."""
+        """Whether the inner form knows how its sums are rounded."""
         return self.uniform or isinstance(self.form, (Dense, Outer, Patches))
 
     def row_bytes(self) -> int:
@@ -126,7 +126,7 @@ class Scaled(Mapped):
         return out
 
     def _by_squares(self, one: Outer) -> tuple[Tensor, Tensor]:
-        """‖M ∘ (l ⊗ r)‖² = l² · M² r², and what vanished squares may have met."""
+        """‖M ∘ (l ⊗ r)‖² = l² · M² r², and what vanished squares may hide."""
         (_, k, _, a), b = one.left.shape, one.right.shape[3]
         squares = self.factor.reshape(k, a, b).square().mT  # (k, b, a)
         tiny = torch.finfo(squares.dtype).tiny
@@ -136,10 +136,10 @@ class Scaled(Mapped):
         for first, last in spans(self.n if squares.numel() else 0, item):
             left, right = widen(one.left, one.right, first, last)
             left, right = left[:, :, 0].square(), right[:, :, 0].square()
-            met = torch.matmul(right.transpose(0, 1), squares).transpose(0, 1)  # (n, k, a)
+            product = torch.matmul(right.transpose(0, 1), squares).transpose(0, 1)  # (n, k, a)
             slack = tiny * (right.sum(2) + most + b)
-            lost = left.sum(2).mul_(slack) + tiny * (met.sum(2) + a * slack + a)
-            out[0, first:last] = met.mul_(left).sum((1, 2))
+            lost = left.sum(2).mul_(slack) + tiny * (product.sum(2) + a * slack + a)
+            out[0, first:last] = product.mul_(left).sum((1, 2))
             out[1, first:last] = lost.sum(1)
         return out[0], out[1]
 
@@ -192,7 +192,7 @@ class Scaled(Mapped):
         return self.form.weighted_sum(c) * self.factor
 
     def certain_sum(self, c: Tensor) -> Tensor:
-        """M times the inner sum, or the sum of the rows that norms were taken of."""
+        """M times the inner sum, or the sum of the rows that norms were computed from."""
         if not self.certain:
             return Form.weighted_sum(self, c)
         return self.form.certain_sum(c) * self.factor
@@ -226,7 +226,7 @@ class Scaled(Mapped):
 
 
 def scale_form(form: Form, factor: Tensor, key: Hashable, dtype: torch.dtype) -> Form:
-    """M ∘ hᵢ for a parameter of this dtype; rows of a table meet only their rows of M."""
+    """M ∘ hᵢ for a parameter of this dtype; of a table, by its rows of M."""
     if isinstance(form, Rows) and factor.dim() and form.dtype == factor.dtype == dtype:
         sample, index = None if form.even else form.sample, form.index
         values = form.values * factor.index_select(0, index)

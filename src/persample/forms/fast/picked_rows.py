@@ -1,4 +1,4 @@
-"""Rows of a table that constants picked and that were worked on before any sample met them.
+"""Rows of a table that constants picked, and that were transformed before samples were used.
 
 Negatives shared by a batch, or positions that pass a layer: the gradient of the picked rows is a
 form of their own size, and the table's is nothing but its rows in their places.
@@ -26,7 +26,7 @@ class Picked(Mapped):
     """gᵢ[v] = Σ over r with index[r] = v of hᵢ[r]; ``form`` holds all hᵢ, the table is (v, d).
 
     ``index`` is (r,), the same for every sample; rows of the ``padding`` index count nothing.
-    ``key`` tells the look-up from others.
+    ``key`` identifies the look-up.
     """
 
     __slots__ = ("distinct", "index", "key", "padding")
@@ -85,7 +85,7 @@ class Picked(Mapped):
             yield first, last, self.table(first, last)
 
     def _each(self, ask: Callable[[Rows], Tensor]) -> Tensor:
-        """An answer for every sample, a few at a time; zero rows tell the shape of none."""
+        """An answer for every sample, a few at a time; zero rows give the shape for no samples."""
         found = [ask(rows) for _, _, rows in self._tables()]
         return torch.cat(found) if found else ask(self.table(0, 0))
 
@@ -157,7 +157,7 @@ class Picked(Mapped):
         return self._add_to_table(self.form.weighted_sum(c))
 
     def certain_sum(self, c: Tensor) -> Tensor:
-        """From what the norms were taken of."""
+        """From what the norms were computed from."""
         if self.distinct:
             return self._add_to_table(self.form.certain_sum(c))
         out = torch.zeros(self.shape, dtype=wide(self.dtype), device=self.device)

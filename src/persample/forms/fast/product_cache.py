@@ -1,7 +1,7 @@
-"""Products of positions that several parameters need: the same data met q, k and v.
+"""Products of positions that several parameters need: q, k and v of the same data.
 
-While norms of many parameters are taken, the products of a factor that belongs to more than one of
-them are kept until its last use.
+While norms of many parameters are computed, the products of a factor that several of them share
+are kept until its last use.
 """
 
 from __future__ import annotations

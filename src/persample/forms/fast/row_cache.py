@@ -25,12 +25,12 @@ _KEPT = 12  # multiplications worth a byte of rows: 9 is level in time, at more 
 
 
 class Kept(Dense):
-    """Rows for norms and one sum, which lets go of them."""
+    """Rows for norms and one sum, which frees them."""
 
     __slots__ = ()
 
     def certain_sum(self, c: Tensor) -> Tensor:
-        """The last that is asked of the rows."""
+        """The last use of the rows."""
         total = self.weighted_sum(c)
         self.values = self.values.new_empty(0, *self.shape)
         return total

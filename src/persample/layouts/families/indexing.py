@@ -33,7 +33,7 @@ def getitem(call: Call) -> Result:
     if chosen is not None and not chosen.coupled:
         result = chosen if result is None else merge(result, chosen, call.out.shape, call.n)
     if result is not None and result.ids is not None and result.ids.dim() != call.out.dim():
-        raise Mixing("the index is taken otherwise by torch")
+        raise Mixing("torch reads the index in another way")
     return result
 
 
@@ -196,7 +196,7 @@ def embedding(call: Call) -> Result:
 
 @rule("embedding_renorm")
 def embedding_renorm(call: Call) -> Result:
-    """Rows that somebody looks up are shortened, whoever else looks them up: still a table."""
+    """Rows that are looked up are shortened, for whoever looks them up: still a table."""
     return None
 
 
@@ -257,7 +257,7 @@ def bincount(call: Call) -> Result:
 
 @rule("combinations cartesian_prod cov corrcoef")
 def crossing(call: Call) -> Result:
-    """Every row meets every other row."""
+    """Every row is combined with every other row."""
     raise Mixing(f"{call.name} combines all rows")
 
 

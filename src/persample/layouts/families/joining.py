@@ -103,7 +103,7 @@ def _side_by_side(call: Call, tensors: Sequence[Tensor]) -> Result:
 
 @rule("pad_sequence", linear=True)
 def pad_sequence(call: Call) -> Result:
-    """Sequences side by side; padding belongs to nobody."""
+    """Sequences side by side; padding belongs to no sample."""
     sequences, first = call.arg(0, "sequences"), bool(call.arg(1, "batch_first", default=False))
     side = call.arg(3, "padding_side", default="right")
     thin = [s[(slice(None), *[slice(0, 1)] * (s.dim() - 1))] for s in sequences]

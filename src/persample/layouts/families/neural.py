@@ -20,7 +20,7 @@ _CONV = {"conv1d": 1, "conv2d": 2, "conv3d": 3,
 
 @rule(" ".join(_CONV))
 def convolution(call: Call) -> Result:
-    """Batch first; or samples as groups of channels that do not meet."""
+    """Batch first; or samples as groups of channels that do not interact."""
     x, weight = call.arg(0, "input"), call.arg(1, "weight")
     if x.dim() != _CONV[call.name] + 2:
         raise Mixing(
@@ -48,10 +48,10 @@ def _grouped(call: Call, x: Tensor, weight: Tensor, layout: Layout) -> Result:
             or filters.axis != 0
             or filters.inner * into != layout.inner * unit
         ):
-            raise Mixing("filters and channels of different samples meet")
+            raise Mixing("filters and channels of different samples are multiplied")
     bias = call.layout(call.arg(2, "bias"))
     if bias is not None and (bias.ids is not None or bias.inner != result.inner):
-        raise Mixing("the bias and the channels of different samples meet")
+        raise Mixing("the bias and the channels of different samples are added")
     return result
 
 
@@ -237,7 +237,7 @@ def pack(call: Call) -> list[Result]:
 
 @rule("_pad_packed_sequence", linear=True, routes=True)
 def unpack(call: Call) -> list[Result]:
-    """Back to (time, batch); padding belongs to nobody."""
+    """Back to (time, batch); padding belongs to no sample."""
     thin = _thin(call)
     args = list(thin.args)
     args[3] = 0

@@ -146,6 +146,6 @@ def one_hot(call: Call) -> Layout | None:
 
 @rule("unravel_index")
 def unravel_index(call: Call) -> Result | list[Result]:
-    """Each index is taken apart on its own."""
+    """Each index is split on its own."""
     layout = call.layout(call.arg(0, "indices"))
     return [layout] * len(call.out)
