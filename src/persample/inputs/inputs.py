@@ -17,7 +17,16 @@ from ..uses.batches import COMPUTED
 from ..uses.context import Context
 from ..uses.tensor_states import Mark, transformed
 from .batch_size import Guess
-from .input_trees import argument_names, lists_alike, one_each, opened, packed_ids, tensors_of, walk
+from .input_trees import (
+    argument_names,
+    lists_alike,
+    one_each,
+    opened,
+    packed_ids,
+    tensor_of,
+    tensors_of,
+    walk,
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -147,7 +156,7 @@ class Inputs:
         elif out is not None:
             walk("", opened(out), found)
         for _, value in found:
-            tensor = value.data if isinstance(value, PackedSequence) else value
+            tensor = tensor_of(value)
             if not transformed(tensor):
                 self._context.caller.add(tensor, received=False)
 
@@ -184,7 +193,7 @@ class Inputs:
             self.guess.called(module)
         count = len(self.seen)
         for path, value in fresh:
-            tensor = value.data if isinstance(value, PackedSequence) else value
+            tensor = tensor_of(value)
             self._context.caller.add(tensor)
             self._context.user_code.expose(tensor)
             if id(tensor) in each:
@@ -192,6 +201,8 @@ class Inputs:
                 self.seen.append(Seen(path, tuple(tensor.shape), samples=True, declared=False))
             else:
                 self._mark(path, value)
+        self._context.caller.expect_not_refilled([tensor_of(value) for value in others])
+        self._context.caller.enter([tensor_of(value) for _, value in fresh])
         self._enter_batch([value for _, value in fresh], others)
         self._note_other_size(undeclared, self.seen[count:])
 
@@ -208,7 +219,7 @@ class Inputs:
                 mark.batches = 0
 
     def _samples(self, values: Sequence[Any]) -> list[Mark]:
-        tensors = [v.data if isinstance(v, PackedSequence) else v for v in values]
+        tensors = [tensor_of(v) for v in values]
         marks = [self._context.states.table.get(id(tensor)) for tensor in tensors]
         return [mark for mark in marks if mark is not None and isinstance(mark.state, Layout)]
 
@@ -223,7 +234,7 @@ class Inputs:
         tensors: list[tuple[str, Any]] = []
         walk(name, opened(value), tensors)
         for path, tensor in tensors:
-            shape = (tensor.data if isinstance(tensor, PackedSequence) else tensor).shape
+            shape = tensor_of(tensor).shape
             self.seen.append(Seen(path, tuple(shape), samples=False, declared=True))
 
     def _fresh(self, value: Any) -> bool:
@@ -232,7 +243,7 @@ class Inputs:
         return state is None or isinstance(state, Constant)
 
     def _state(self, value: Any) -> Any:
-        return self._context.look(value.data if isinstance(value, PackedSequence) else value)
+        return self._context.look(tensor_of(value))
 
     def _declared(self, path: str, value: Any) -> bool:
         parts = path.split(".")

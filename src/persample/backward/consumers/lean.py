@@ -35,8 +35,8 @@ from ...forms import (
 )
 from ...forms.measure import Measure, measured
 from ...forms.sums import projected, spread
-from ...guards.content_checks import Values
 from ...run_state import Autocast, current_autocast
+from ...uses.contents import Values
 from ...uses.options import Ahead
 from ...uses.tensor_states import version
 from ...uses.use import Operand, Use
