@@ -56,6 +56,11 @@ def tensors_of(named: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
     return found
 
 
+def tensor_of(value: Any) -> Any:
+    """The tensor that holds the rows: of a packed sequence, its data."""
+    return value.data if isinstance(value, PackedSequence) else value
+
+
 def packed_ids(packed: PackedSequence) -> Tensor:
     """The sample of every row: rows run over time, then over slots."""
     device = packed.data.device

@@ -23,6 +23,7 @@ from .input_trees import (
     one_each,
     open_object,
     packed_ids,
+    tensor_of,
     tensors_of,
     walk,
 )
@@ -155,7 +156,7 @@ class Inputs:
         elif out is not None:
             walk("", open_object(out), found)
         for _, value in found:
-            tensor = value.data if isinstance(value, PackedSequence) else value
+            tensor = tensor_of(value)
             if not transformed(tensor):
                 self._context.caller.add(tensor, received=False)
 
@@ -192,7 +193,7 @@ class Inputs:
             self.guess.note_call(module)
         count = len(self.seen)
         for path, value in fresh:
-            tensor = value.data if isinstance(value, PackedSequence) else value
+            tensor = tensor_of(value)
             self._context.caller.add(tensor)
             self._context.user_code.expose(tensor)
             if id(tensor) in each:
@@ -200,6 +201,8 @@ class Inputs:
                 self.seen.append(Seen(path, tuple(tensor.shape), samples=True, declared=False))
             else:
                 self._mark(path, value)
+        self._context.caller.expect_not_refilled([tensor_of(value) for value in others])
+        self._context.caller.enter([tensor_of(value) for _, value in fresh])
         self._enter_batch([value for _, value in fresh], others)
         self._note_other_size(undeclared, self.seen[count:])
 
@@ -216,7 +219,7 @@ class Inputs:
                 mark.batches = 0
 
     def _samples(self, values: Sequence[Any]) -> list[Mark]:
-        tensors = [v.data if isinstance(v, PackedSequence) else v for v in values]
+        tensors = [tensor_of(v) for v in values]
         marks = [self._context.states.table.get(id(tensor)) for tensor in tensors]
         return [mark for mark in marks if mark is not None and isinstance(mark.state, Layout)]
 
@@ -231,7 +234,7 @@ class Inputs:
         tensors: list[tuple[str, Any]] = []
         walk(name, open_object(value), tensors)
         for path, tensor in tensors:
-            shape = (tensor.data if isinstance(tensor, PackedSequence) else tensor).shape
+            shape = tensor_of(tensor).shape
             self.seen.append(Seen(path, tuple(shape), samples=False, declared=True))
 
     def _fresh(self, value: Any) -> bool:
@@ -240,7 +243,7 @@ class Inputs:
         return state is None or isinstance(state, Constant)
 
     def _state(self, value: Any) -> Any:
-        return self._context.look(value.data if isinstance(value, PackedSequence) else value)
+        return self._context.look(tensor_of(value))
 
     def _is_declared(self, path: str, value: Any) -> bool:
         parts = path.split(".")

@@ -35,8 +35,8 @@ from ...forms import (
 )
 from ...forms.measure import Measure, measure_form
 from ...forms.sums import project_parameter, variance_from_moments
-from ...guards.content_checks import Values
 from ...run_state import Autocast, current_autocast
+from ...uses.contents import Values
 from ...uses.options import Ahead
 from ...uses.tensor_states import version
 from ...uses.use import Operand, Use
