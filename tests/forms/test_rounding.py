@@ -101,7 +101,7 @@ def test_pixels_that_are_alike(
 
 def contribution(form: Form, i: int, bad: Tensor | None = None) -> float:
     """What sample i adds to a sum, as a multiple of its bound."""
-    bound = form.sq_bounds().sqrt()
+    bound = form.measured()[1].sqrt()
     c = torch.where(torch.arange(form.n) == i, 1 / bound, 0)
     form = form if bad is None else form.without(bad)
     return float(form.certain_sum(c).double().norm())
