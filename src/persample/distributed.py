@@ -22,14 +22,14 @@ from .errors import UsageError
 Targets = list[tuple[Tensor, Tensor]]
 
 
-def find_processes(model: nn.Module) -> Spread | None:
+def find_processes(model: nn.Module) -> Processes | None:
     """How a model is distributed; None if there is only one process, without process group."""
     if not dist.is_available() or not dist.is_initialized():
         return None
-    return Spread(model)
+    return Processes(model)
 
 
-class Spread:
+class Processes:
     """Which parameters of a recorded model other processes also hold, and how."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -85,7 +85,7 @@ class Spread:
             _check_replica(replica)
             self._replicas.append(replica)
 
-    def reduced(
+    def reduce(
         self,
         grads: Mapping[str, Tensor],
         selected: Mapping[str, Tensor],

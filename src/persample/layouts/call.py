@@ -131,7 +131,7 @@ def carry(
             continue
         seen += 1
         mine = {d % max(tensor.dim(), 1) if d < 0 else d for d in core_in}
-        result = _carried(layout, tensor, mine, loops, out, result, call.n)
+        result = _carry_one(layout, tensor, mine, loops, out, result, call.n)
     if seen < len(call.layouts):
         known = {id(t) for t, _ in operands}
         if any(key not in known for key in call.layouts):
@@ -156,7 +156,7 @@ def carry_each(
     ]
 
 
-def _carried(
+def _carry_one(
     layout: Layout,
     tensor: Tensor,
     core: set[int],

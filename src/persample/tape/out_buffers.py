@@ -58,7 +58,7 @@ def _expect_no_overlap(buffers: Mapping[str, Tensor]) -> None:
     for start, stop, name in sorted((*_span(b), k) for k, b in buffers.items() if b.numel()):
         before = [(last, other) for last, other in before if last > start]
         for _, other in before:
-            if not _interleaved(buffers[other], buffers[name]):
+            if not _is_interleaved(buffers[other], buffers[name]):
                 raise UsageError(
                     f"out[{other!r}] and out[{name!r}] share memory",
                     why="one would be written over the other",
@@ -77,7 +77,7 @@ def _span(tensor: Tensor) -> tuple[int, int]:
     return start, start + (steps + 1) * tensor.element_size()
 
 
-def _interleaved(a: Tensor, b: Tensor) -> bool:
+def _is_interleaved(a: Tensor, b: Tensor) -> bool:
     """Whether they are columns of one matrix of samples: rows alternate and never overlap."""
     step = a.stride(0) * a.element_size()
     if step != b.stride(0) * b.element_size():

@@ -406,7 +406,7 @@ class Tape:
                 )
             problem, processes = unfit(grads, selected), self._context.processes
             if processes is not None:
-                targets = processes.reduced(grads, selected, accumulate=accumulate, problem=problem)
+                targets = processes.reduce(grads, selected, accumulate=accumulate, problem=problem)
             elif problem is not None:
                 raise problem
             else:
