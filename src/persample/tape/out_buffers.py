@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UsageError
+from ..layouts.views import reach
 from ..validation import shown
 
 
@@ -70,11 +71,7 @@ def _expect_no_overlap(buffers: Mapping[str, Tensor]) -> None:
 def _span(tensor: Tensor) -> tuple[int, int]:
     """The addresses from a tensor's first byte to its last."""
     start = tensor.data_ptr()
-    if tensor.is_contiguous():
-        return start, start + tensor.nbytes
-    places = zip(tensor.shape, tensor.stride(), strict=True)
-    steps = sum((size - 1) * step for size, step in places)
-    return start, start + (steps + 1) * tensor.element_size()
+    return start, start + reach(tensor.shape, tensor.stride()) * tensor.element_size()
 
 
 def _is_interleaved(a: Tensor, b: Tensor) -> bool:

@@ -15,6 +15,7 @@ from ..layout import Layout, align, explicit, ids_of, remap
 from ..operators import rule
 from ..reshaping import reshape as reshape_layout
 from ..reshaping import squeeze_colours
+from ..views import reach
 
 # all tensors among the arguments are moved
 _ALL_MOVED = frozenset(("block_diag", "select_scatter", "slice_scatter", "diagonal_scatter"))
@@ -236,8 +237,7 @@ def as_strided(call: Call) -> Result:
     size, stride = call.arg(1, "size"), call.arg(2, "stride")
     offset = call.arg(3, "storage_offset")
     start = 0 if offset is None else offset - x.storage_offset()
-    extent = 1 + sum((s - 1) * d for s, d in zip(x.shape, x.stride(), strict=True))
-    memory = torch.full((max(extent, 1),), -1, device=x.device)
+    memory = torch.full((max(reach(x.shape, x.stride()), 1),), -1, device=x.device)
     colours = ids_of(layout, x.shape, call.n, x.device).expand(x.shape)
     memory.as_strided(x.shape, x.stride()).copy_(colours)
     return explicit(squeeze_colours(memory.as_strided(size, stride, start), call.n), call.n)
