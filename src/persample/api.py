@@ -34,7 +34,7 @@ def record(
     same_samples: bool = False,
     grad: bool = False,
 ) -> Recorder:
-    """Record one ordinary forward and backward of an unmodified model.
+    """Record one normal forward and backward pass of an unmodified model.
 
     >>> import torch, persample
     >>> model = torch.nn.Linear(3, 1)
@@ -45,26 +45,28 @@ def record(
     torch.Size([2, 1, 3])
 
     Graphs made inside the block give parameters no ``.grad``, not even by ``losses.backward()``:
-    :meth:`Tape.set_grad` writes it, or ``grad=True``.
+    call :meth:`Tape.set_grad`, or pass ``grad=True``.
 
     Args:
         model: Any module; it is not changed. Frozen parameters are left out.
-        n: The number of samples; else that of the first input.
+        n: The number of samples; by default, read off the first input.
         dim: The axis of the samples in the model's inputs.
-        constants: Inputs that hold no samples although a size matches: names, positions, tensors.
-        sample_ids: The sample of every input row, where one has several; needs ``n``.
+        constants: Inputs that hold no samples although one has the batch size: names, positions,
+            tensors.
+        sample_ids: The sample of every input row, if samples have several rows; needs ``n``.
         params: The parameters to record: a name, names, or a predicate on names.
         rules: Rules of your own, ``{operator: rule}``, for this recording.
         unproven: "refuse", or "loop" to fall back to one backward pass per sample.
         verify: Check this step against autograd.
-        lean: Keep nothing. Norms, and what :class:`persample.Ahead` names, are computed during the
-            backward pass; every other question is one more pass. A weighted or clipped sum comes
-            last: it frees the graph, unless ``tape.backward(losses, retain_graph=True)`` keeps it.
-        positions: Keep what :meth:`Tape.positions` needs: inputs and output gradients of biases
-            and norm layers, too.
-        budget: Bytes of scratch memory that a question may take beyond its result (64 MiB; 2 MiB
-            if lean). Larger work is cut into tiles; one row of one parameter is the least.
-        same_samples: Your word that sample i is the same in every batch of this block. One block
+        lean: Keep nothing. Norms, and the queries that :class:`persample.Ahead` lists, are answered
+            during the backward pass; every other query takes one more pass. A weighted or clipped
+            sum comes last: it frees the graph, unless
+            ``tape.backward(losses, retain_graph=True)`` keeps it.
+        positions: Keep what :meth:`Tape.positions` needs: also inputs and output gradients of
+            biases and norm layers.
+        budget: Bytes of scratch memory that a query may take beyond its result (64 MiB; 2 MiB if
+            lean). Larger work is cut into tiles; the smallest is one row of one parameter.
+        same_samples: You guarantee that sample i is the same in every batch of this block. One block
             holds one batch: a later backward pass from other inputs is refused without it.
         grad: Leave the ``.grad`` that the same program leaves without persample, so that norms can
             be watched in a training loop that is not changed.
@@ -73,7 +75,7 @@ def record(
         A context manager that yields the :class:`persample.Tape`.
 
     Raises:
-        UsageError: An argument has no meaning, or the model is being recorded already.
+        UsageError: An argument makes no sense, or the model is already being recorded.
     """
     _expect_sensible(model, n, sample_ids, unproven)
     _expect_rules(rules)

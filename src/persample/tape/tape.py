@@ -1,4 +1,4 @@
-"""The tape: all uses of all parameters in one pass, and every question."""
+"""The tape: all uses of all parameters in one pass, and every query."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ from .source import Grads, Source
 
 
 class Tape:
-    """What :func:`persample.record` yields. Ask it after :meth:`backward`.
+    """What :func:`persample.record` yields. Query it after :meth:`backward`.
 
-    Every question takes ``params=``: a name, names, or a predicate on names.
+    Every query takes ``params=``: a name, names, or a predicate on names.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -86,7 +86,7 @@ class Tape:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The recorded parameters, in the order of ``named_parameters()``."""
+        """The names of the recorded parameters, in the order of ``named_parameters()``."""
         return tuple(self._open().selected)
 
     def _open(self) -> Question:
@@ -106,7 +106,7 @@ class Tape:
         Args:
             tensor: Data, before it is used with parameters.
             dim: The axis of the samples.
-            ids: A sample for each index of that axis, where they are not in order; -1 for none.
+            ids: The sample of each index of that axis, if they are not in order; -1 for none.
 
         Returns:
             The tensor.
@@ -139,7 +139,7 @@ class Tape:
         return self._explainer.explain(self._forms)
 
     def close(self) -> None:
-        """Release everything the tape holds. Questions raise afterwards."""
+        """Release everything the tape holds. Queries raise afterwards."""
         if self._recording is not None:
             self._recording.release()
         self._recording = None
@@ -149,13 +149,14 @@ class Tape:
     def grads(self, *, params: Params = None, out: Grads | None = None) -> Grads:
         """Every sample's own gradient: ``{name: (n, *shape)}``.
 
-        Row i of each tensor belongs to sample i: the gradient of its loss (the sum of its losses,
-        if it has several). Rows are fresh, contiguous tensors of the
-        parameter's dtype and device; a parameter that had no influence has zeros. ``out`` takes
-        the dictionary of an earlier step and writes into its tensors instead; an embedding's buffer
-        is then cleared only where the earlier step wrote, unless it was written to since. What
-        NumPy, ``.data`` or DLPack write is found where it is all over the buffer; if they write new
-        values to a few of its elements, call ``zero_()`` before.
+        Row i of each tensor is the gradient of sample i's loss (of the sum of its losses, if it has
+        several). Rows are new, contiguous tensors of the parameter's dtype and device; a parameter
+        without influence has zeros.
+
+        ``out`` takes the dictionary of an earlier step and writes into its tensors instead. An
+        embedding's buffer is then cleared only where the earlier step wrote, unless it was written
+        to since. Writes by NumPy, ``.data`` or DLPack are noticed if they cover the buffer; if they
+        change only a few elements, call ``zero_()`` first.
 
         >>> import torch, persample
         >>> model = torch.nn.Linear(3, 2)
@@ -191,8 +192,8 @@ class Tape:
     def norms(self, *, params: Params = None) -> Tensor:
         """‖gᵢ‖ over all parameters: (n,). Never materialised.
 
-        Where products of positions cancel so far that digits would be lost, they are computed again
-        from rows. Clipping does not rely on them: it uses certified bounds.
+        If products of positions cancel so far that digits would be lost, norms are computed again
+        from rows. Clipping uses certified bounds instead.
         """
         with self._answering() as question:
             return question.sq_norms(question.names(params)).sqrt_()
