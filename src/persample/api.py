@@ -66,8 +66,8 @@ def record(
             biases and norm layers.
         budget: Bytes of scratch memory that a query may take beyond its result (64 MiB; 2 MiB if
             lean). Larger work is cut into tiles; the smallest is one row of one parameter.
-        same_samples: You guarantee that sample i is the same in every batch of this block. One block
-            holds one batch: a later backward pass from other inputs is refused without it.
+        same_samples: You guarantee that sample i is the same in every batch of this block. Without
+            it, a block holds one batch: a later backward pass from other inputs is refused.
         grad: Leave the ``.grad`` that the same program leaves without persample, so that norms can
             be watched in a training loop that is not changed.
 
