@@ -19,6 +19,7 @@ from ..modes import entered, kept
 from ..uses.context import Context
 from ..uses.tensor_states import Derived, same, unseen
 from .broadcast_parameters import NOTHING, Repeats
+from .follower import Follower
 from .layout_memory import layouts_of
 from .result_states import Marking
 from .roles import Coloured, Roles, Sorting, Transformed
@@ -39,10 +40,13 @@ class Dispatch:
         self._entering: list[Any] = []
         self._marking, self._sorted = Marking(context, guards), Sorting(context)
         self._repeats = Repeats(context, guards)
+        self._follower = Follower(context, guards, custom.pending)
+        self.follow = self._follower.follow
 
     def clear(self) -> None:
         """Forget every tensor."""
         self._repeats.clear()
+        self._follower.clear()
 
     def handle(
         self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
@@ -51,11 +55,13 @@ class Dispatch:
         if self._lean and self._context.backward.receiving:  # a recomputation, perhaps
             self._guards.comparison.guarded = True
         if operator.graph:
+            self._states.settle()
             found = self._of_the_graph(operator, func, args, kwargs)
             if found is not NOTHING:
                 return found
         if operator.enter and func not in self._entering and not operator.straight(args, kwargs):
             return self._enter(func, args, kwargs)
+        self._states.settle()
         self._states.batches = 0
         try:
             roles = self._sorted(operator, args, kwargs)
@@ -102,7 +108,10 @@ class Dispatch:
                 result, written = args[0] if operator.inplace else out, operator.inplace
                 self._marking.store(operator, result, bad, roles.coloured, written=written)
                 return out
-        return capture_use(self._context, operator, func, args, kwargs, roles)
+        out = capture_use(self._context, operator, func, args, kwargs, roles)
+        if roles.key is not None:
+            self._follower.learn_use(operator, func, args, kwargs, roles, out)
+        return out
 
     def _of_nobody(self, roles: Roles) -> bool:
         """Whether no element of the data is a sample's: then they are constants, and say so.
@@ -249,6 +258,8 @@ class Dispatch:
                 states = self._by_zeros(operator, seen, kwargs, result, roles) or states
             written = operator.inplace or "out" in kwargs
             self._marking.store(operator, result, states, roles.coloured, written=written)
+        if roles.key is not None and not roles.owned:
+            self._follower.learn_data(operator, func, args, kwargs, roles, out, states)
         return out
 
     def _by_zeros(
