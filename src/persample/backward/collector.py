@@ -111,29 +111,30 @@ class Collector:
             )
 
     def _take(self, use: Use, saved: tuple[Tensor, ...], grads: tuple[Tensor | None, ...]) -> None:
-        context, by_hand = self._context, self._context.user_code.by_hand
+        context, options = self._context, self._context.options
+        user_code, backward = context.user_code, context.backward
         scaled = tuple([None if g is None else self._unscaled(g) for g in grads])
         self._guards.fired(use, saved, scaled)
-        if not context.options.lean and not context.backward.strict:  # those two ask at once
+        if not options.lean and not backward.strict:  # those two ask at once
             saved = tuple([context.caller.copied(t) for t in saved])
-        firing = Firing(saved, scaled)
-        if context.backward.trouble is not None or self._reaches_nobody(use, scaled):
+        if backward.trouble is not None or self._reaches_nobody(use, scaled):
             return
         if context.parameters.exchanged and self._exchanged(use):
             return
-        if by_hand:
-            forget_lookups(use, by_hand)
-        positions = context.options.positions
-        forms, name = forms_of(
-            use, firing, context.n or 0, context.options.rules, positions=positions
-        )
+        if user_code.by_hand:
+            forget_lookups(use, user_code.by_hand)
+        firing, positions = Firing(saved, scaled), options.positions
+        forms, name = forms_of(use, firing, context.n or 0, options.rules, positions=positions)
+        kept = firing if positions else None
         for operand, form in zip(use.operands, forms, strict=True):
-            if form is None or (operand.name is None and operand.edge is None):
+            if operand.edge is not None:
+                self.behind = True
+            elif operand.name is None:
                 continue
-            self.behind = self.behind or operand.edge is not None
-            if isinstance(form, OfTable):
+            if form.__class__ is OfTable:
                 operand, form = table_behind(operand, self._selected), form.rows
-            self._hand(Contribution(use, operand, form, name, firing if positions else None))
+            if form is not None:
+                self._hand(Contribution(use, operand, form, name, kept))
 
     def _reaches_nobody(self, use: Use, grads: Sequence[Tensor | None]) -> bool:
         """Whether rows of no sample, or of one that was guessed, received a gradient."""
@@ -165,11 +166,12 @@ class Collector:
     def _hand(self, contribution: Contribution) -> None:
         """Hand over a contribution; memory of sharded parameters is gone after backward."""
         processes = self._context.processes
-        each: list[Contribution] | None = [contribution]
-        if processes is not None and processes.sharded:
-            each = written_out(contribution, self._selected)
-            if each is None:
-                self._context.backward.refuse(gone(contribution.use))
+        if processes is None or not processes.sharded:
+            self.consumer.take(contribution, self._parts)
+            return
+        each = written_out(contribution, self._selected)
+        if each is None:
+            self._context.backward.refuse(gone(contribution.use))
         for one in each or []:
             self.consumer.take(one, self._parts)
 

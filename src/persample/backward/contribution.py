@@ -39,9 +39,13 @@ class Contribution:
 
     def keep(self) -> None:
         """Make it fit to be kept: as small as can be, and known if somebody overwrites it."""
-        form = self.form = small(self.form)
+        form = self.form
+        if form.__class__ is not Dense:
+            form = self.form = small(form)
         if form.__class__ is not Dense or self.firing is not None:
-            self.watched = [*form.tensors(), *held(self.firing)]
+            self.watched = form.tensors()
+            if self.firing is not None:
+                self.watched = [*self.watched, *held(self.firing)]
             self.versions = versions(self.watched)
 
     def relies(self, by_hand: Collection[Any]) -> bool:

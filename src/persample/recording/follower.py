@@ -29,6 +29,7 @@ from .program import (
     OfParameter,
     Origin,
     Plain,
+    Sequenced,
     Several,
     Step,
     Use,
@@ -132,6 +133,9 @@ class Follower:
                 if not self._is_parameter(origin, value):
                     return False
             elif kind is Plain:
+                if value.__class__ is not origin.kind or value != origin.value:
+                    return False
+            elif kind is Sequenced:
                 if not origin.fits(value):
                     return False
             elif kind is Several:
@@ -225,9 +229,9 @@ class Follower:
         at = self._learning(operator, func, roles)
         if at is None or operator.name == "data" or "out" in kwargs:
             return
-        outs = out if states.__class__ is list else [out]
-        states = states if states.__class__ is list else [states]
-        if not isinstance(outs, (list, tuple)) or len(outs) != len(states):
+        outs = out if isinstance(out, (list, tuple)) else [out]
+        states = states if states.__class__ is list else [states] * len(outs)
+        if len(outs) != len(states):
             return
         if not all(t.__class__ is Tensor for t in outs) or not all(_closed(s) for s in states):
             return
@@ -244,7 +248,7 @@ class Follower:
             for tensor, state in zip(outs, states, strict=True)
         )  # fmt: skip
         watched = bool(roles.loose) and self._context.options.lean
-        single = known[0] if out is outs[0] else known
+        single = known if outs is out else known[0]
         step = Step(func, origins, tuple(kwargs), single, source, watched=watched)
         self._add(at, step, out, args)
 
@@ -257,7 +261,7 @@ class Follower:
         kind = known_kind(roles.key, operator.inplace, len(args))
         if at is None or kind is None or kind.single is None or out.__class__ is not Tensor:
             return
-        if operator.recurrent or _top_saved_tensors_default_hooks(True) is not None:
+        if operator.recurrent or operator.random or _top_saved_tensors_default_hooks(True) is not None:
             return
         origins = self._origins(flat(args, kwargs))
         if origins is None or any(id(t) not in self._slots for t in roles.owned):
@@ -273,7 +277,7 @@ class Follower:
 
     def _learning(self, operator: Operator, func: Any, roles: Roles) -> Step | None:
         """After which step a call that was handled can be learned."""
-        if roles.key is None or operator.inplace or operator.random or self._backward.busy:
+        if roles.key is None or operator.inplace or self._backward.busy:
             return None
         if self._passing or not torch.is_grad_enabled():
             return None
@@ -298,8 +302,9 @@ class Follower:
         return tuple(found)
 
     def _origin(self, value: Any) -> Origin | None:
-        if plain(value):
-            return Plain(value)
+        found = plain(value)
+        if found is not None:
+            return found
         if value.__class__ in (list, tuple):
             origins = self._origins(value)
             return None if origins is None else Several(value.__class__, origins)

@@ -57,16 +57,25 @@ class OfConstant:
 
 
 class Plain:
-    """A value that is no tensor."""
+    """A value that is no tensor: one number, name, dtype or nothing."""
 
     __slots__ = ("kind", "value")
 
     def __init__(self, value: Any) -> None:
-        self.value, self.kind = value, _kinds(value)
+        self.value, self.kind = value, value.__class__
+
+
+class Sequenced:
+    """A sequence or slice of such values."""
+
+    __slots__ = ("kinds", "value")
+
+    def __init__(self, value: Any) -> None:
+        self.value, self.kinds = value, _kinds(value)
 
     def fits(self, value: Any) -> bool:
-        """Whether another value is the same, of the same class: 1, 1.0 and True are three."""
-        return bool(_kinds(value) == self.kind and value == self.value)
+        """Whether another value is the same, of the same classes: 1, 1.0 and True are three."""
+        return bool(_kinds(value) == self.kinds and value == self.value)
 
 
 class Several:
@@ -79,7 +88,7 @@ class Several:
 
 
 # an int counts the results of all steps before
-Origin = int | OfParameter | OfMark | OfConstant | Plain | Several
+Origin = int | OfParameter | OfMark | OfConstant | Plain | Sequenced | Several
 
 
 class Use:
@@ -118,20 +127,28 @@ class Step:
         self.following: list[Step] = []
 
 
-def plain(value: Any) -> bool:
-    """Whether a value can be compared: numbers, names, dtypes, and sequences and slices of them."""
-    if isinstance(value, (list, tuple)):
-        return all(plain(item) for item in value)
-    if isinstance(value, slice):
-        return all(plain(item) for item in (value.start, value.stop, value.step))
-    return value is None or value is Ellipsis or value.__class__ in _PLAIN
+_PLAIN = (
+    int, float, bool, str, complex, type(None), type(Ellipsis),
+    torch.dtype, torch.device, torch.memory_format,
+)  # fmt: skip
 
 
-_PLAIN = (int, float, bool, str, complex, torch.dtype, torch.device, torch.memory_format)
+def plain(value: Any) -> Plain | Sequenced | None:
+    """A value that can be compared: numbers, names, dtypes, and sequences and slices of them."""
+    if value.__class__ in _PLAIN:
+        return Plain(value)
+    items: Any = None
+    if value.__class__ in (list, tuple, torch.Size):
+        items = value
+    elif value.__class__ is slice:
+        items = (value.start, value.stop, value.step)
+    if items is None or any(plain(item) is None for item in items):
+        return None
+    return Sequenced(value)
 
 
 def _kinds(value: Any) -> Any:
-    if value.__class__ is tuple or value.__class__ is list or value.__class__ is torch.Size:
+    if value.__class__ in (tuple, list, torch.Size):
         return (value.__class__, *[_kinds(item) for item in value])
     if value.__class__ is slice:
         return (slice, _kinds(value.start), _kinds(value.stop), _kinds(value.step))

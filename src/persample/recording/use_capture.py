@@ -79,12 +79,20 @@ def repeat_use(
     operands: list[Operand], place: Place | None,
 ) -> Tensor:  # fmt: skip
     """A use of a kind that was learned: it draws no numbers and has one result, which is tapped."""
-    saved, constants = _kept_data(context, operator, leaves, kind.data), kind.constants(leaves)
+    if operator.additive:
+        saved = _kept_data(context, operator, leaves, kind.data)
+    else:
+        saved = [leaves[k] for k in kind.data]
+    constants = kind.blank or kind.constants(leaves)
     for operand in operands:
         leaves[operand.position] = operand.value
-    args, kwargs = kind.template.call(leaves)
-    result: Tensor = func(*args, **kwargs)
-    _forget_values(context, operator, operands)
+    if kind.template.simple:
+        result: Tensor = func(*leaves)
+    else:
+        args, kwargs = kind.template.call(leaves)
+        result = func(*args, **kwargs)
+    if operator.additive:
+        _forget_values(context, operator, operands)
     autocast = current_autocast(operands[0].value.device) if _is_any_autocast_enabled() else ()
     use = Use(
         context.ref, kind, func, constants, operands, place, None, autocast, context.states.batches
@@ -220,8 +228,7 @@ def _tap_single(
     saved: list[Tensor],
 ) -> Tensor | None:  # fmt: skip
     """Tap the only result: at its own node, or at one of ours. None if it has no gradient."""
-    wanted = use.wanted
-    if not wanted:
+    if not use.wanted:
         return result
     made = None if context.options.native else source(operator, result)
     if made is not None:

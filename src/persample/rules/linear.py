@@ -64,7 +64,7 @@ def linear(use: Use, firing: Firing, n: int) -> Forms:
             found.append(_shift(left))
         else:
             right = factor(x.conj() if x.is_complex() else x, layout, n)
-            found.append(Outer(left, right, weight.shape))
+            found.append(Outer(left, right, operand.value.shape))
     return found
 
 
