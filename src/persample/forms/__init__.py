@@ -9,7 +9,7 @@ from .fast.picked_rows import Picked
 from .fast.product_cache import sharing
 from .fast.row_cache import kept_rows
 from .fast.single_samples import Apart
-from .fast.stacked import Together, together
+from .fast.stacked import Stacked, together
 from .form import Form, inner, lift, real, wide
 from .geometry import Geometry
 from .merging import total
@@ -48,7 +48,7 @@ __all__ = [
     "Rows",
     "Scaled",
     "Sketch",
-    "Together",
+    "Stacked",
     "Total",
     "Unsure",
     "doubts",

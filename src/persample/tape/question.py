@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MixedSamplesError, StaleError, UsageError
-from ..forms import Form, Together, sums, within
+from ..forms import Form, Stacked, sums, within
 from ..run_state import uncast
 from ..uses.context import Context
 from ..uses.parameters import Params, choose
@@ -130,7 +130,7 @@ class Question:
         def visit(name: str, form: Form) -> None:
             form = form if bad is None else form.without(bad)
             value = form.certain_sum(c[name]) if certain else form.weighted_sum(c[name])
-            if isinstance(form, Together):
+            if isinstance(form, Stacked):
                 found.update(form.apart(value))
             else:
                 found[name] = found[name] + value if name in found else value
@@ -141,14 +141,15 @@ class Question:
         else:
             for name, form in settled.items():
                 visit(name, form)
-        return {name: self._typed(name, found.get(name), wide=wide) for name in names}
+        selected = self.selected
+        return {name: _typed(selected[name], found.get(name), wide=wide) for name in names}
 
-    def _typed(self, name: str, value: Tensor | None, *, wide: bool) -> Tensor:
-        """A sum in its parameter's dtype; zeros where no gradient came."""
-        parameter = self.selected[name]
-        dtype = parameter.dtype
-        if wide:
-            dtype = torch.promote_types(dtype, torch.float32)
-        if value is not None:
-            return value.to(dtype)
-        return torch.zeros(parameter.shape, dtype=dtype, device=parameter.device)
+
+def _typed(parameter: Tensor, value: Tensor | None, *, wide: bool) -> Tensor:
+    """A sum in its parameter's dtype; zeros where no gradient came."""
+    dtype = parameter.dtype
+    if wide and dtype is not torch.float32:
+        dtype = torch.promote_types(dtype, torch.float32)
+    if value is not None:
+        return value if value.dtype is dtype else value.to(dtype)
+    return torch.zeros(parameter.shape, dtype=dtype, device=parameter.device)
