@@ -4,8 +4,8 @@
 
 Every step of every model runs in turn, round after round, and is measured by processor time: a
 figure is the median over the rounds of its time divided by the plain step's of the same round.
-``--before`` is the ``src`` folder of another state of the project. It is loaded beside this one, and
-runs in the same rounds.
+``--before`` is the ``src`` folder of another state of the project. It is loaded beside this one,
+and runs in the same rounds.
 """
 
 from __future__ import annotations
@@ -103,12 +103,13 @@ CASES: dict[str, Callable[[], Case]] = {
 
 
 def other(src: Path) -> ModuleType:
-    """Another state of the project, beside this one: both take its autograd functions for theirs."""
+    """Another state of the project, beside this one: each knows the other's functions as ours."""
     name, folder = "persample.before", src / "persample"
     spec = importlib.util.spec_from_file_location(
         name, folder / "__init__.py", submodule_search_locations=[str(folder)]
     )
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -189,7 +190,9 @@ def show(name: str, case: Case, libraries: dict[str, Any], rounds: int) -> None:
         print(line, flush=True)
 
 
-def slopes(build: Callable[[int], Case], libraries: dict[str, Any], rounds: int) -> dict[str, float]:
+def slopes(
+    build: Callable[[int], Case], libraries: dict[str, Any], rounds: int
+) -> dict[str, float]:
     """Microseconds that one more layer or operator adds to a plain step."""
     sizes = {count: build(count) for count in (SHORT, LONG)}
     steps: Steps = {}

@@ -37,6 +37,8 @@ class Collector:
     def __init__(self, context: Context, guards: Guards, consumer: Consumer) -> None:
         self._context, self._guards = context, guards
         self.consumer = consumer
+        spread = context.processes
+        self._sharded = spread is not None and spread.sharded
         self.behind = False  # whether gradients go back to parameters behind derived tensors
 
     def hand_to(self, consumer: Consumer) -> None:
@@ -57,8 +59,7 @@ class Collector:
 
     def expect(self, use: Use) -> None:
         """A use was recorded in forward."""
-        processes = self._context.processes
-        if processes is not None and processes.sharded:
+        if self._sharded:
             for operand in use.operands:
                 if crosses(operand.edge):
                     raise gone(use)
@@ -113,11 +114,16 @@ class Collector:
     def _take(self, use: Use, saved: tuple[Tensor, ...], grads: tuple[Tensor | None, ...]) -> None:
         context, options = self._context, self._context.options
         user_code, backward = context.user_code, context.backward
-        scaled = tuple([None if g is None else self._unscaled(g) for g in grads])
+        if len(grads) == 1 and grads[0] is not None:
+            scaled: tuple[Tensor | None, ...] = (self._unscaled(grads[0]),)
+        else:
+            scaled = tuple([None if g is None else self._unscaled(g) for g in grads])
         self._guards.fired(use, saved, scaled)
         if not options.lean and not backward.strict:  # those two ask at once
             saved = tuple([context.caller.copied(t) for t in saved])
-        if backward.trouble is not None or self._reaches_nobody(use, scaled):
+        if backward.trouble is not None:
+            return
+        if not use.tapped.usual and self._reaches_nobody(use, scaled):
             return
         if context.parameters.exchanged and self._exchanged(use):
             return
@@ -131,15 +137,13 @@ class Collector:
                 self.behind = True
             elif operand.name is None:
                 continue
-            if form.__class__ is OfTable:
+            if isinstance(form, OfTable):
                 operand, form = table_behind(operand, self._selected), form.rows
             if form is not None:
                 self._hand(Contribution(use, operand, form, name, kept))
 
     def _reaches_nobody(self, use: Use, grads: Sequence[Tensor | None]) -> bool:
         """Whether rows of no sample, or of one that was guessed, received a gradient."""
-        if use.tapped.usual:
-            return False
         for layout, grad in zip(use.out_layouts, grads, strict=True):
             if layout.ids is not None and grad is not None:
                 guessed = None if self._context.backward.ordered else use.guessed
@@ -165,8 +169,7 @@ class Collector:
 
     def _hand(self, contribution: Contribution) -> None:
         """Hand over a contribution; memory of sharded parameters is gone after backward."""
-        processes = self._context.processes
-        if processes is None or not processes.sharded:
+        if not self._sharded:
             self.consumer.take(contribution, self._parts)
             return
         each = written_out(contribution, self._selected)

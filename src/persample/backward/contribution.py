@@ -221,7 +221,7 @@ def held(firing: Firing | None) -> list[Tensor]:
 
 def small(form: Form) -> Form:
     """Keep rows instead of factors where they are smaller."""
-    if isinstance(form, (Dense, Replay)) or form.n * form.row_bytes() > form.nbytes():
+    if form.n * form.row_bytes() > form.nbytes() or isinstance(form, (Dense, Replay)):
         return form
     return Dense(form.wide_dense())
 

@@ -21,6 +21,8 @@ from ..uses.tensor_states import Derived, same, unseen
 from .broadcast_parameters import NOTHING, Repeats
 from .follower import Follower
 from .layout_memory import layouts_of
+from .learner import Learner
+from .program import Cursor
 from .result_states import Marking
 from .roles import Coloured, Roles, Sorting, Transformed
 from .use_capture import capture_use, not_per_sample
@@ -40,13 +42,14 @@ class Dispatch:
         self._entering: list[Any] = []
         self._marking, self._sorted = Marking(context, guards), Sorting(context)
         self._repeats = Repeats(context, guards)
-        self._follower = Follower(context, guards, custom.pending)
-        self.follow = self._follower.follow
+        self._cursor = Cursor(context)
+        follower = Follower(context, guards, self._cursor, custom.pending)
+        self.follow, self._learn = follower.follow, Learner(context, self._cursor, follower)
 
     def clear(self) -> None:
         """Forget every tensor."""
         self._repeats.clear()
-        self._follower.clear()
+        self._cursor.clear()
 
     def handle(
         self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
@@ -110,7 +113,7 @@ class Dispatch:
                 return out
         out = capture_use(self._context, operator, func, args, kwargs, roles)
         if roles.key is not None:
-            self._follower.learn_use(operator, func, args, kwargs, roles, out)
+            self._learn.use(operator, func, args, kwargs, roles, out)
         return out
 
     def _of_nobody(self, roles: Roles) -> bool:
@@ -259,7 +262,7 @@ class Dispatch:
             written = operator.inplace or "out" in kwargs
             self._marking.store(operator, result, states, roles.coloured, written=written)
         if roles.key is not None and not roles.owned:
-            self._follower.learn_data(operator, func, args, kwargs, roles, out, states)
+            self._learn.data(operator, func, args, kwargs, roles, out, states)
         return out
 
     def _by_zeros(

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from ..errors import Place
 from ..layouts import Operator
 from ..layouts.layout import Layout
+from ..uses.context import Context
 from ..uses.results import Known
 from ..uses.signature import Kind
 
@@ -91,7 +92,7 @@ class Several:
 Origin = int | OfParameter | OfMark | OfConstant | Plain | Sequenced | Several
 
 
-class Use:
+class UsePlan:
     """How a step runs in which parameters meet samples; ``names`` are its parameters'."""
 
     __slots__ = ("kind", "names", "operator", "place")
@@ -111,12 +112,12 @@ class Step:
     """
 
     __slots__ = (
-        "func", "following", "known", "names", "only", "origins", "source", "use", "watched",
+        "following", "func", "known", "names", "only", "origins", "source", "use", "watched",
     )  # fmt: skip
 
     def __init__(
         self, func: Any, origins: tuple[Origin, ...] = (), names: tuple[str, ...] = (),
-        known: tuple[Known, ...] | Known = (), source: int = -1, use: Use | None = None,
+        known: tuple[Known, ...] | Known = (), source: int = -1, use: UsePlan | None = None,
         *, watched: bool = False,
     ) -> None:  # fmt: skip
         self.func, self.origins, self.names, self.known = func, origins, names, known
@@ -189,6 +190,46 @@ def program_of(model: nn.Module) -> Program:
     if found is None:
         found = _PROGRAMS[model] = Program()
     return found
+
+
+class Cursor:
+    """Where a recording is in the program of its model."""
+
+    __slots__ = ("_context", "_program", "at", "parameters", "passing", "slots")
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        slots = context.parameters.slots
+        self.slots = {where: k for k, where in enumerate(slots)}  # by the ids of their tensors
+        self.parameters = [slot.tensor for slot in slots.values()]
+        self.passing = False  # the call agreed with a step, but not its circumstances
+        self.at: Step | None = None  # the last step that a call agreed with, or that was learned
+        spread = context.processes
+        sharded = spread is not None and spread.sharded
+        self._program = None
+        if not context.options.native and not sharded:
+            self._program = program_of(context.parameters.model)
+
+    def begin(self) -> Step | None:
+        """A program begins where it is known how many samples there are."""
+        context = self._context
+        if self._program is None or context.n is None:
+            return None
+        names = tuple([slot.name for slot in context.parameters.slots.values()])
+        options = context.options
+        self.at = self._program.root((context.n, options.lean, tuple(options.rules), names))
+        return self.at
+
+    def add(self, after: Step, step: Step) -> None:
+        """A step was learned."""
+        assert self._program is not None
+        self._program.add(after, step)
+        self.at = step
+
+    def clear(self) -> None:
+        """Forget every tensor; nothing is followed from now on."""
+        self.parameters.clear()
+        self.at = self._program = None
 
 
 def flat(args: Sequence[Any], kwargs: dict[str, Any] | None) -> Sequence[Any]:

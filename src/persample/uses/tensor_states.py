@@ -116,7 +116,9 @@ class TensorStates:
     object and comes back as another one: there, ``memories`` knows it by its memory.
     """
 
-    __slots__ = ("_aliased", "_forget", "_lent", "_table", "batches", "made", "memories", "n", "results")
+    __slots__ = (
+        "_aliased", "_forget", "_lent", "_table", "batches", "made", "memories", "n", "results",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self._table: dict[int, Mark] = {}
