@@ -155,7 +155,7 @@ class Follower:
             return MISSED
         if step.watched:
             pairs = zip(step.origins, values, strict=True)
-            self._guards.constants_met(
+            self._guards.constants_used(
                 [value for origin, value in pairs if origin.__class__ is OfConstant], derived=False
             )
         if use is None:

@@ -62,7 +62,7 @@ class Marking:
         if not operator.aliasing:
             return None
         if operator.name == "data":
-            self._guards.numbers.lend(out)
+            self._guards.numbers.hand_out(out)
             self._states.lend(out, source)
         return self._states.relative(out, source, detached=operator.name == "detach")
 

@@ -23,12 +23,12 @@ class Stacked:
 
     __slots__ = ()
 
-    def apart(self, total: Tensor) -> dict[str, Tensor]:
+    def split(self, total: Tensor) -> dict[str, Tensor]:
         """A sum over samples as every tensor's own sum."""
         raise NotImplementedError
 
 
-class Together(Stacked, Dense):
+class StackedRows(Stacked, Dense):
     """gᵢ of several tensors, one after the other in row i."""
 
     __slots__ = ("shapes",)
@@ -38,14 +38,14 @@ class Together(Stacked, Dense):
         super().__init__(torch.cat(flat, 1))
         self.shapes = {name: form.shape for name, form in forms.items()}
 
-    def without(self, bad: Tensor) -> Together:
+    def without(self, bad: Tensor) -> StackedRows:
         """Zero rows for some samples."""
-        cleared = object.__new__(Together)
+        cleared = object.__new__(StackedRows)
         Dense.__init__(cleared, self.values.masked_fill(bad.unsqueeze(1), 0))
         cleared.shapes = self.shapes
         return cleared
 
-    def apart(self, total: Tensor) -> dict[str, Tensor]:
+    def split(self, total: Tensor) -> dict[str, Tensor]:
         """A sum over samples as every tensor's own sum."""
         parts = total.split([shape.numel() for shape in self.shapes.values()])
         return {
@@ -54,7 +54,7 @@ class Together(Stacked, Dense):
         }
 
 
-class Blocks(Stacked, Outer):
+class StackedProducts(Stacked, Outer):
     """Outer products of one position for several matrices of one size: a block for each."""
 
     __slots__ = ("shapes",)
@@ -66,25 +66,25 @@ class Blocks(Stacked, Outer):
         super().__init__(left, right, shape)
         self.shapes = {name: form.shape for name, form in forms.items()}
 
-    def without(self, bad: Tensor) -> Blocks:
+    def without(self, bad: Tensor) -> StackedProducts:
         """Zero factors for some samples."""
-        cleared, whole = object.__new__(Blocks), Outer.without(self, bad)
+        cleared, whole = object.__new__(StackedProducts), Outer.without(self, bad)
         Outer.__init__(cleared, *whole.given, self.shape)
         cleared.shapes = self.shapes
         return cleared
 
-    def measured(self) -> tuple[Tensor, Tensor]:
+    def certified(self) -> tuple[Tensor, Tensor, Tensor]:
         """Sums over blocks are rounded, too."""
-        found, bound = super().measured()
-        return found, bound.mul_(1 + len(self.shapes) * torch.finfo(bound.dtype).eps)
+        found, bound, off = super().certified()
+        return found, bound.mul_(1 + len(self.shapes) * torch.finfo(bound.dtype).eps), off
 
-    def apart(self, total: Tensor) -> dict[str, Tensor]:
+    def split(self, total: Tensor) -> dict[str, Tensor]:
         """A sum over samples as every tensor's own sum."""
         parts = zip(total.unbind(), self.shapes.items(), strict=True)
         return {name: part.view(shape) for part, (name, shape) in parts}
 
 
-def together(forms: Mapping[str, Form]) -> dict[str, Form]:
+def stack_forms(forms: Mapping[str, Form]) -> dict[str, Form]:
     """The same forms, small ones of one kind, dtype and device joined under the first one's name.
 
     The copies take a quarter of the budget at most.
@@ -108,9 +108,9 @@ def together(forms: Mapping[str, Form]) -> dict[str, Form]:
         else:
             found[name] = form
     for alike in rows.values():
-        found |= {next(iter(alike)): Together(alike)} if len(alike) > 1 else alike
+        found |= {next(iter(alike)): StackedRows(alike)} if len(alike) > 1 else alike
     for blocks in pairs.values():
-        found |= {next(iter(blocks)): Blocks(blocks)} if len(blocks) > 1 else blocks
+        found |= {next(iter(blocks)): StackedProducts(blocks)} if len(blocks) > 1 else blocks
     return found
 
 
