@@ -257,11 +257,12 @@ class Dispatch:
                 like = self._marking.memory(operator, result, roles.coloured[0][0])
             self._states.put(result, states, like)
         else:
+            found = states
             if operator.name in ZEROS and isinstance(states, (Additive, Mixed)):
-                states = self._by_zeros(operator, seen, kwargs, result, roles) or states
+                found = self._by_zeros(operator, seen, kwargs, result, roles) or states
             written = operator.inplace or "out" in kwargs
-            self._marking.store(operator, result, states, roles.coloured, written=written)
-        if roles.key is not None and not roles.owned:
+            self._marking.store(operator, result, found, roles.coloured, written=written)
+        if roles.key is not None and not roles.owned:  # what values decided is never learned
             self._learn.data(operator, func, args, kwargs, roles, out, states)
         return out
 
