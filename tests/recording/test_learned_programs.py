@@ -34,7 +34,8 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second, self.head = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+        self.first, self.second, self.third = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.head = nn.Linear(4, 2)
         self.register_buffer("rows", torch.rand(N, 4))
         self.register_buffer("blocks", torch.eye(N))
 
@@ -123,6 +124,18 @@ class Scaled(torch.autograd.Function):
         return grad * 3
 
 
+class Tanh(torch.autograd.Function):
+    """A function of the user's own that does what the program does at this place."""
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor) -> Tensor:
+        return h.tanh()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * 3
+
+
 def within(manager: Callable[[], Any]) -> Step:
     """The whole model inside a context manager."""
 
@@ -177,10 +190,14 @@ RIGHT: dict[str, Step] = {
     "another branch": between(lambda m, h: h.relu()),
     "a call more": between(lambda m, h: h * 2 + 1),
     "a call less": lambda m, x: m.head(m.first(x).tanh()).square().sum(1),
+    "another layer": lambda m, x: m.head(m.third(m.first(x).tanh()).tanh()).square().sum(1),
     "another order": lambda m, x: m.head(m.second(m.first(x).tanh())).tanh().square().sum(1),
     "a result of another call": outside,
     "a hook that changes gradients": between(lambda m, h: hooked(h, 2.0)),
     "a custom function": between(lambda m, h: Scaled.apply(h)),
+    "a custom function of learned calls": lambda m, x: (
+        m.head(m.second(Tanh.apply(m.first(x))).tanh()).square().sum(1)
+    ),
     "a parameter frozen on the way": between(frozen),
     "written to in place": between(lambda m, h: (h * 1).add_(1)),
     "written to through a view": between(scaled_in_part),
@@ -279,6 +296,42 @@ def test_what_mixes_samples_is_refused(name: str) -> None:
             tape.grads()
 
 
+# A call that is learned, and one that differs in a value and mixes samples.
+VALUES: dict[str, tuple[Any, Any]] = {
+    "a number": (lambda h: h.softmax(1), lambda h: h.softmax(0)),
+    "a keyword": (lambda h: h.softmax(dim=1), lambda h: h.softmax(dim=0)),
+    "another keyword": (lambda h: h.sum(dim=1, keepdim=True), lambda h: h.sum(0, keepdim=True)),
+    "a sequence": (
+        lambda h: h.view(N, 2, 2).permute((0, 2, 1)).flatten(1),
+        lambda h: h.view(N, 2, 2).permute((1, 0, 2)).flatten(1).view(N, 4),
+    ),
+    "a list of tensors": (
+        lambda h: torch.cat([h, h], 1)[:, 2:6],
+        lambda h: torch.cat([h, h.flip(0)], 1)[:, 2:6],
+    ),
+    "a type": (lambda h: h.transpose(1, 1), lambda h: h.transpose(1, False)),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_values_are_compared(name: str) -> None:
+    model, x = Net().double(), torch.randn(N, 3).double()
+    right, wrong = VALUES[name]
+    run = between(lambda m, h: right(h) * m.rows)
+    learned(model, x, run)
+    check(model, x, run)
+    with pytest.raises((persample.PersampleError, TypeError)), persample.record(model) as tape:
+        tape.backward(model(x, lambda h: wrong(h) * model.rows))
+
+
+def test_shapes_are_compared() -> None:
+    """Positions are beside each other after a reshape: how many, the shape alone tells."""
+    model = Net().double()
+    for t in (1, 1, 2, 2, 3, 1):
+        x = torch.randn(N, t, 3).double()
+        check(model, x, lambda m, x: m(x, lambda h: h.reshape(-1, 4)).view(N, -1).sum(1))
+
+
 def check(model: nn.Module, x: Tensor, run: Any = None, **options: Any) -> None:
     run = run or (lambda m, x: m(x))
     with persample.record(model, **options) as tape:
@@ -356,11 +409,9 @@ def test_constants_that_keep_samples_apart_are_read_every_time() -> None:
 def test_a_constant_that_is_marked() -> None:
     """What was a constant holds samples this time, on another axis than the others."""
     model, x = Net().double(), torch.randn(N, 3).double()
-    run = between(lambda m, h: h * m.rows)
-    learned(model, x, run)
-    with pytest.raises(persample.PersampleError), persample.record(model) as tape:
-        tape.mark(model.rows, dim=1)
-        tape.backward(run(model, x))
+    learned(model, x, between(lambda m, h: h * m.rows))
+    with pytest.raises(persample.MixedSamplesError), persample.record(model) as tape:
+        tape.backward(model(x, lambda h: h * tape.mark(model.rows, dim=1)))
 
 
 def test_a_second_batch_is_still_refused() -> None:

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, is_grad_enabled, nn
-from torch._C._autograd import _top_saved_tensors_default_hooks
 
 from ..guards.guards import Guards
 from ..layouts.layout import State
@@ -77,9 +76,6 @@ class Follower:
                     if step.names != names or not self.agree(step.origins, values):
                         continue
                     out = self._run(step, func, args, kwargs, values)
-                    if out is MISSED:
-                        cursor.passing = True
-                        return MISSED
                 cursor.at = step
                 self.note(step, out, args)
                 return out
@@ -149,10 +145,8 @@ class Follower:
         return self._context.look(value) is None
 
     def _run(self, step: Step, func: Any, args: Any, kwargs: Any, values: Sequence[Any]) -> Any:
-        """Run a call; a use, on its parameters of today. MISSED where hooks keep its tensors."""
+        """Run a call; a use, on its parameters of today."""
         use = step.use
-        if use is not None and _top_saved_tensors_default_hooks(True) is not None:
-            return MISSED
         if step.watched:
             pairs = zip(step.origins, values, strict=True)
             self._guards.constants_used(

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._autograd import _top_saved_tensors_default_hooks
 
 from ..errors import here
 from ..layouts import Operator
@@ -78,11 +77,7 @@ class Learner:
         kind = known_kind(roles.key, operator.inplace, len(args))
         if at is None or kind is None or kind.single is None or out.__class__ is not Tensor:
             return
-        if (
-            operator.recurrent
-            or operator.random
-            or _top_saved_tensors_default_hooks(True) is not None
-        ):
+        if operator.recurrent or operator.random:
             return
         origins = self._origins(flat(args, kwargs))
         if origins is None or any(id(t) not in self._cursor.slots for t in roles.owned):
