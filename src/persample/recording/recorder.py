@@ -27,6 +27,7 @@ from ..uses.options import Options
 from ..uses.parameters import Parameters, Params, modules_of
 from .compiled_code import as_before, eagerly
 from .dispatch import Dispatch
+from .follower import MISSED
 from .lookup import Lookup
 from .tensor_subclasses import overridden, override
 from .user_code.custom_functions import CustomFunctions
@@ -44,11 +45,15 @@ class Mode(TorchFunctionMode):
 
     def __init__(self, context: Context, guards: Guards, calls: Dispatch, lookup: Lookup) -> None:
         super().__init__()
-        self._calls = calls
+        self._calls, self._follow = calls, calls.follow
         self.intercept: Intercept | None = None
         self._context, self._numbers, self._lookup = context, guards.numbers, lookup
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.intercept is None:
+            found = self._follow(func, types, args, kwargs)
+            if found is not MISSED:
+                return found
         if types and overridden(types) and torch._C._is_torch_function_enabled():
             seen = self._lookup.overriding
             return override(self._context, seen, func, types, args, kwargs or {})

@@ -143,14 +143,15 @@ class Question:
         else:
             for name, form in clipping_forms.items():
                 visit(name, form)
-        return {name: self._cast(name, found.get(name), wide=wide) for name in names}
+        selected = self.selected
+        return {name: _cast(selected[name], found.get(name), wide=wide) for name in names}
 
-    def _cast(self, name: str, value: Tensor | None, *, wide: bool) -> Tensor:
-        """A sum in its parameter's dtype; zeros where no gradient came."""
-        parameter = self.selected[name]
-        dtype = parameter.dtype
-        if wide:
-            dtype = torch.promote_types(dtype, torch.float32)
-        if value is not None:
-            return value.to(dtype)
-        return torch.zeros(parameter.shape, dtype=dtype, device=parameter.device)
+
+def _cast(parameter: Tensor, value: Tensor | None, *, wide: bool) -> Tensor:
+    """A sum in its parameter's dtype; zeros where no gradient came."""
+    dtype = parameter.dtype
+    if wide and dtype is not torch.float32:
+        dtype = torch.promote_types(dtype, torch.float32)
+    if value is not None:
+        return value if value.dtype is dtype else value.to(dtype)
+    return torch.zeros(parameter.shape, dtype=dtype, device=parameter.device)

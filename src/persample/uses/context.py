@@ -75,7 +75,7 @@ class Context:
     def release(self) -> None:
         """Forget every tensor."""
         self.closed = True
-        self.states.table.clear()
+        self.states.clear()
         self.written.clear()
         self.caller.clear()
         self.user_code.clear()

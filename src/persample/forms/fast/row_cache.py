@@ -41,6 +41,8 @@ def work_saved(form: Form) -> int:
 
     What goes back through a graph, or runs an operator again, would do so for norms and for sums.
     """
+    if form.__class__ is Dense:
+        return 0
     if isinstance(form, (Joint, Pullback, Replay)):
         return form.plan().cost
     if isinstance(form, Total) and form.tied() is None:  # norms are those of rows
@@ -59,11 +61,9 @@ def kept_rows(forms: Mapping[str, Form]) -> dict[str, Kept]:
     """Rows of the forms that save most for their size, in half of the budget."""
     found: dict[str, Kept] = {}
     room = scratch() // 2
-    gains = {name: work_saved(form) / max(1, _bytes(form)) for name, form in forms.items()}
-    for name in sorted(gains, key=gains.__getitem__, reverse=True):
+    gains = {name: gain for name, form in forms.items() if (gain := work_saved(form)) > 0}
+    for name in sorted(gains, key=lambda k: gains[k] / max(1, _bytes(forms[k])), reverse=True):
         form = forms[name]
-        if gains[name] <= 0:
-            break
         if _bytes(form) <= room:
             room -= _bytes(form)
             found[name] = Kept(form.wide_dense())
