@@ -22,10 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import libraries as libraries
+from .measure.results import HEAPS, RESULTS, ROOT, WARM, environment, regime, save
 from .models import ALL, MODELS, QUICK
 from .peers import PEERS
-from .results import HEAPS, RESULTS, ROOT, WARM, environment, regime, save
 
 PARTS = ("time", "memory", "scaling", "overhead")
 FILES = {"time": "peers", "memory": "memory", "scaling": "scaling", "overhead": "overhead"}
@@ -66,7 +65,7 @@ def jobs_of(given: argparse.Namespace) -> Iterator[Job]:
 def arguments(job: Job, given: argparse.Namespace, peers: list[str], result: Path) -> list[str]:
     """The child's command."""
     module = {"time": "timing"}.get(job.part, job.part)
-    command = [sys.executable, "-m", f"benchmarks.{module}"]
+    command = [sys.executable, "-m", f"benchmarks.measure.{module}"]
     command += [job.model, str(result)] if job.model else [str(result)]
     command += ["--threads", str(given.threads)]
     if job.part in ("time", "memory"):

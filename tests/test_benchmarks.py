@@ -14,16 +14,17 @@ import pytest
 import torch
 
 from benchmarks import __main__ as program
-from benchmarks import expanded_weights, rows, tables
-from benchmarks.answers import Referee, drawn
-from benchmarks.by_hand import by_hand
-from benchmarks.case import Case, classify, predict
-from benchmarks.language import LanguageModel
+from benchmarks.measure import expanded_weights
+from benchmarks.measure.results import RESULTS, ROOT
+from benchmarks.measure.timing import Cell, cells_of, judged, measure
 from benchmarks.models import MODELS
+from benchmarks.models.case import Case, classify, predict
+from benchmarks.models.language import LanguageModel
+from benchmarks.models.vision import Residual
 from benchmarks.peers import PEERS
-from benchmarks.results import RESULTS, ROOT
-from benchmarks.timing import Cell, cells_of, judged, measure
-from benchmarks.vision import Residual
+from benchmarks.peers.answers import Referee, drawn
+from benchmarks.peers.by_hand import by_hand
+from benchmarks.report import rows, tables
 
 
 def test_quick_run_of_one_model_and_two_peers(tmp_path: Path) -> None:

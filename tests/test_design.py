@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.results import RESULTS
+from benchmarks.measure.results import RESULTS
 
 from .picture import DUTIES, FILE, arrows, box_of, picture, rows
 from .test_house import SOURCE, modules

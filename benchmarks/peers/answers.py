@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .case import Case
+from ..models.case import Case
 
 Grads = dict[str, Tensor]
 QUESTIONS = ("grads", "norms", "clipped sum", "three questions")

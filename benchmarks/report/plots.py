@@ -9,7 +9,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .results import load
+from ..measure.results import load
 from .rows import NAMES, answer, state
 from .tables import MAIN, ordered
 

@@ -1,6 +1,6 @@
 """Peak memory of one step, every (model, peer, question) in a process of its own.
 
-    python -m benchmarks.memory MODEL RESULT.json [options]; the benchmark starts it.
+    python -m benchmarks.measure.memory MODEL RESULT.json [options]; the benchmark starts it.
 
 A process builds the model and forks once per cell. The child runs the step once (libraries
 initialise themselves), frees everything, gives free memory back to the system, resets the kernel's
@@ -26,10 +26,9 @@ from typing import Any
 
 import torch
 
-from . import libraries as libraries
-from .case import Case
-from .models import MODELS
-from .peers import PEERS
+from ..models import MODELS
+from ..models.case import Case
+from ..peers import PEERS
 from .process import limit, message, settle
 
 TIMEOUT = 120.0  # seconds a cell may take
@@ -140,7 +139,9 @@ def measure(name: str, peers: list[str], threads: int) -> dict[str, Any]:
 def main() -> None:
     """Measure one model and write the result."""
     warnings.simplefilter("ignore")
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.memory", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.measure.memory", description=__doc__
+    )
     parser.add_argument("model")
     parser.add_argument("result", type=Path)
     parser.add_argument("--peers", nargs="+", default=list(PEERS))

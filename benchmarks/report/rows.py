@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from .peers import OWN
+from ..peers import OWN
 
 NAMES = (
     "persample", "persample, fresh", "persample, lean", "expanded weights", "vmap(grad)",
