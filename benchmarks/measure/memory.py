@@ -31,6 +31,10 @@ from ..models.case import Case
 from ..peers import PEERS
 from .process import limit, message, settle
 
+LIBRARIES = (
+    "opacus.grad_sample", "opacus.validators", "backpack.extensions", "opake.dpsgd.clipping",
+    "dattri_llm",
+)  # fmt: skip
 TIMEOUT = 120.0  # seconds a cell may take
 
 
@@ -102,7 +106,7 @@ def prepare() -> None:
     """Load what peers import at their first call, once for all children."""
     one = torch.func.grad(lambda w, x: (w * x).sum())
     torch.func.vmap(one, in_dims=(None, 0))(torch.ones(2), torch.ones(2, 2))
-    for module in ("opacus.grad_sample", "opacus.validators", "backpack.extensions"):
+    for module in LIBRARIES:
         with contextlib.suppress(Exception):  # the peer's own row will say that it is missing
             importlib.import_module(module)
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from . import libraries, native, own
+from . import attribution, functional, libraries, native, own
 from .peer import OWN, PEERS
 
-__all__ = ["OWN", "PEERS", "libraries", "native", "own"]
+__all__ = ["NEEDS", "OWN", "PEERS", "attribution", "functional", "libraries", "native", "own"]
+
+NEEDS = {
+    "Opacus hooks": "opacus", "Opacus ghost": "opacus", "BackPACK": "backpack",
+    "opake": "opake.dpsgd", "dattri-llm": "dattri_llm",
+}  # fmt: skip

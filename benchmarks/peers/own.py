@@ -50,6 +50,7 @@ def own(case: Case, bound: float) -> Steps:
         "grads": grads,
         "norms": lambda: recorded(case).norms(),
         "clipped sum": lambda: recorded(case).clipped_sum(bound),
+        "gram": lambda: recorded(case).gram(),
         "three questions": three,
     }
 

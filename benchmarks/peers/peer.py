@@ -14,7 +14,7 @@ from ..models.case import Case
 from ..models.language import LanguageModel
 from ..models.pretrained import Logits
 from ..models.vision import BatchedVisionTransformer, VisionTransformer
-from .answers import Grads, rows_clipped, rows_norms
+from .answers import Grads, rows_clipped, rows_gram, rows_norms
 
 Steps = dict[str, Callable[[], Any]]
 Peer = Callable[[Case, float], Steps]
@@ -84,4 +84,5 @@ def from_rows(grads: Callable[[], Grads], bound: float) -> Steps:
         "grads": grads,
         "norms": lambda: rows_norms(grads()),
         "clipped sum": lambda: rows_clipped(grads(), bound),
+        "gram": lambda: rows_gram(grads()),
     }

@@ -1,4 +1,4 @@
-"""Tables of what is measured beside the peers: the drop-in, suspects, inspecting, guards."""
+"""Tables of what is measured beside the peers: small models, the drop-in, suspects, guards."""
 
 from __future__ import annotations
 
@@ -60,3 +60,19 @@ def guards(found: dict[str, Any]) -> str:
         body.append([name, f"`{row['file']}`" if row["file"] else "", *counts, *rest])
     head = ["guard", "in", "looked", "refused", "wrong without it", "refused by another"]
     return table([*head, "right without it", "other"], body) if body else ""
+
+
+def small(found: dict[str, Any]) -> str:
+    """Small models, the median and the 90th percentile first."""
+    body = []
+    for line in ("median", "90th percentile"):
+        values = [f"**{each[line]:.2f}**" for each in found.get("summary", {}).values()]
+        body.append([f"**{line}**", "", "", *values])
+    for name, model in found.get("models", {}).items():
+        if "plain_ms" not in model:
+            body.append([name, "", "", model["state"], model.get("message", "")])
+            continue
+        values = [f"{model[key]:.2f}" for key in ("norms", "clipped sum")]
+        body.append([name, f"{model['parameters']:,}", f"{model['plain_ms']:.2f} ms", *values])
+    head = ["model", "parameters", "plain", "norms", "clipped sum"]
+    return table(head, body) if found else ""

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..measure.results import RESULTS, ROOT, load
 from ..models import ALL
-from .findings import drop_in, guards, inspecting, suspects
+from .findings import drop_in, guards, inspecting, small, suspects
 from .rows import (
     alive,
     growth,
@@ -59,9 +59,10 @@ def makers(directory: Path) -> dict[str, Callable[[], str]]:
         "drop-in": lambda: drop_in(load(directory, "expanded_weights")),
         "guards": lambda: guards(load(directory, "guards")),
         "suspects": lambda: suspects(load(directory, "suspects")),
+        "small": lambda: small(load(directory, "small").get(MAIN, {}).get("all", {})),
         "inspecting": lambda: inspecting(load(directory, "inspecting")),
     }
-    for name in ("grads", "norms", "clipped sum"):
+    for name in ("grads", "norms", "clipped sum", "gram"):
         key = name.replace(" ", "-")
         found[f"time-{key}"] = lambda q=name: question(main, q, "median")
         found[f"default-{key}"] = lambda q=name: question(cold, q, "median")
