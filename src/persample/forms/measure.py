@@ -9,13 +9,14 @@ from .form import Form
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A form in numbers; ``norms`` is the way in which its parameter's norms are taken."""
+    """A form in numbers; ``norms`` and ``rows`` are the ways in which they are computed."""
 
     form: str
     norms: str
     work: int
     kept_bytes: int
     dense_bytes: int
+    rows: str = ""
 
 
 def measured(form: Form, whole: Form, *, kept: bool = True) -> Measure:
@@ -26,4 +27,5 @@ def measured(form: Form, whole: Form, *, kept: bool = True) -> Measure:
         work=form.work(),
         kept_bytes=form.nbytes() if kept else 0,
         dense_bytes=form.n * form.size * form.dtype.itemsize,
+        rows=form.rows_by(),
     )

@@ -34,6 +34,7 @@ class UseRow:
     kept_bytes: int
     dense_bytes: int
     place: str
+    rows: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,7 @@ class Explanation:
                 "output",
                 "samples",
                 "norms by",
+                "rows by",
                 "products",
                 "kept",
                 "dense",
@@ -76,7 +78,9 @@ class Explanation:
             name = u.parameter + (f" (= {', '.join(u.aliases)})" if u.aliases else "")
             shapes = ("×".join(map(str, s)) for s in (u.operand, u.output))
             sizes = (f"{u.work:.1e}", readable(u.kept_bytes), readable(u.dense_bytes))
-            rows.append((name, u.operator, u.rule, u.form, *shapes, u.layout, u.norms, *sizes))
+            rows.append(
+                (name, u.operator, u.rule, u.form, *shapes, u.layout, u.norms, u.rows, *sizes)
+            )
         widths = [max(len(r[k]) for r in rows) for k in range(len(rows[0]))]
         lines += [
             "  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in rows
@@ -184,6 +188,7 @@ def _row(
         kept_bytes=measure.kept_bytes,
         dense_bytes=measure.dense_bytes,
         place=describe(use.place),
+        rows=measure.rows,
     )
 
 
