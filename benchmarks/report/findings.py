@@ -76,3 +76,14 @@ def small(found: dict[str, Any]) -> str:
         body.append([name, f"{model['parameters']:,}", f"{model['plain_ms']:.2f} ms", *values])
     head = ["model", "parameters", "plain", "norms", "clipped sum"]
     return table(head, body) if found else ""
+
+
+def budgets(found: dict[str, Any]) -> str:
+    """The clipped sum by budget: time, and peak memory behind it."""
+    body = []
+    for name, model in found.items():
+        cells = [f"{c['time']:.2f} ({c['memory']:.2f})" for c in model["budgets"].values()]
+        plain = f"{model['plain_ms']:.0f} ms, {model['plain_bytes'] >> 20} MiB"
+        body.append([name, plain, *cells])
+    heads = list(next(iter(found.values()))["budgets"]) if found else []
+    return table(["model", "plain", *heads], body) if found else ""

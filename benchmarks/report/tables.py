@@ -17,7 +17,7 @@ from typing import Any
 
 from ..measure.results import RESULTS, ROOT, load
 from ..models import ALL
-from .findings import drop_in, guards, inspecting, small, suspects
+from .findings import budgets, drop_in, guards, inspecting, small, suspects
 from .rows import (
     alive,
     growth,
@@ -60,6 +60,7 @@ def makers(directory: Path) -> dict[str, Callable[[], str]]:
         "guards": lambda: guards(load(directory, "guards")),
         "suspects": lambda: suspects(load(directory, "suspects")),
         "small": lambda: small(load(directory, "small").get(MAIN, {}).get("all", {})),
+        "budgets": lambda: budgets(load(directory, "budgets").get(MAIN, {}).get("all", {})),
         "inspecting": lambda: inspecting(load(directory, "inspecting")),
     }
     for name in ("grads", "norms", "clipped sum", "gram"):

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from ..backward.collector import Collector
 from ..backward.consumers.lean import Lean, Told
-from ..backward.contribution import Contribution
 from ..errors import describe
 from ..forms import within
 from ..forms.measure import Measure, measured
@@ -139,7 +138,7 @@ class Explainer:
             without_gradient=tuple(name for name in parameters.asked if name not in reached),
             slow=tuple(slow),
             ambiguous=tuple(line for line in lines if line),
-            kept_bytes=0 if forms is None else _kept(forms.contributions),
+            kept_bytes=0 if forms is None else forms.held(),
         )
 
     def _told(self, forms: ParameterForms | None) -> Iterator[Told]:
@@ -155,20 +154,6 @@ class Explainer:
                 names = self._collector.sources(entry.operand)
                 mine = whole[names[0]] if names else entry.form
                 yield entry.use, entry.operand, entry.rule, measured(entry.form, mine)
-
-
-def _kept(entries: list[Contribution]) -> int:
-    """Bytes of what the forms hold: several may hold the same output gradient."""
-    shared: dict[int, int] = {}
-    own = 0
-    for entry in entries:
-        tensors = entry.form.tensors()
-        if not tensors:
-            own += entry.form.nbytes()
-        for tensor in tensors:
-            storage = tensor.untyped_storage()
-            shared[storage.data_ptr()] = storage.nbytes()
-    return own + sum(shared.values())
 
 
 def _row(
