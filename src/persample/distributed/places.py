@@ -48,8 +48,8 @@ def is_distributed(tensor: Tensor) -> bool:
     return kind is not None and isinstance(tensor, kind)
 
 
-def freed(tensor: Tensor) -> bool:
-    """Whether somebody took a tensor's memory away."""
+def is_freed(tensor: Tensor) -> bool:
+    """Whether a tensor's memory was freed."""
     return tensor.untyped_storage().size() < tensor.numel() * tensor.element_size()
 
 
@@ -78,7 +78,7 @@ def agree(group: Any, device: torch.device, number: int, problem: Exception | No
         )
 
 
-def scattered(value: Tensor, home: Any, *, wait: bool = True) -> Tensor:
+def reduce_shard(value: Tensor, home: Any, *, wait: bool = True) -> Tensor:
     """The sum over processes, each keeping its shard; it may still be on its way."""
     from torch.distributed.tensor import DTensor, Partial
 
@@ -89,7 +89,7 @@ def scattered(value: Tensor, home: Any, *, wait: bool = True) -> Tensor:
     return found.to(home.device) if wait else found
 
 
-def arrived(value: Any, home: Any) -> Tensor:
+def await_shard(value: Any, home: Any) -> Tensor:
     """A shard that was on its way."""
     from torch.distributed.tensor import DTensor
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .places import Places, Targets, agree, arrived, scattered
+from .places import Places, Targets, agree, await_shard, reduce_shard
 
 BUCKET = 4 << 20  # bytes that travel together
 Bucket = list[tuple[str, Tensor]]
@@ -94,7 +94,7 @@ class Reduction:
         parameter, value = self._selected[name], self._ready[name].detach()
         home, group = self._places.home(parameter), self._places.replicas(parameter)
         if home is not None:
-            self._found[name] = scattered(value, home, wait=False)
+            self._found[name] = reduce_shard(value, home, wait=False)
         elif group is None:
             self._found[name] = value
         else:
@@ -121,4 +121,4 @@ class Reduction:
         for name, value in self._found.items():
             home = self._places.home(self._selected[name])
             if home is not None:
-                self._found[name] = arrived(value, home)
+                self._found[name] = await_shard(value, home)

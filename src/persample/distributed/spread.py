@@ -1,4 +1,4 @@
-"""How a model is spread over processes, and what of that cannot be recorded."""
+"""How a model is distributed over processes, and what of that cannot be recorded."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import UsageError
-from .places import Places, Targets, anywhere, is_distributed, loaded_class, scattered
+from .places import Places, Targets, anywhere, is_distributed, loaded_class, reduce_shard
 from .reduction import Reduction
 
 
-def spread(model: nn.Module) -> Spread | None:
-    """How a model is spread; None where there is only one process, without process group."""
+def find_processes(model: nn.Module) -> Spread | None:
+    """How a model is distributed; None if there is only one process, without process group."""
     if not dist.is_available() or not dist.is_initialized():
         return None
     return Spread(model)
 
 
 class Spread:
-    """Which parameters of a recorded model other processes hold, too, and how."""
+    """Which parameters of a recorded model other processes also hold, and how."""
 
     def __init__(self, model: nn.Module) -> None:
         self._modules = list(model.modules())
@@ -124,7 +124,7 @@ class Spread:
                 groups = home.device_mesh.get_all_groups()  # type: ignore[attr-defined]
                 if anywhere(value is not None, groups, parameter.device):
                     whole = torch.zeros_like(parameter) if value is None else value
-                    mean = scattered(whole, home) / home.device_mesh.size()  # type: ignore[attr-defined]
+                    mean = reduce_shard(whole, home) / home.device_mesh.size()  # type: ignore[attr-defined]
                     home.grad = mean if home.grad is None else home.grad + mean
             elif replica is not None and replica.require_backward_grad_sync:
                 groups = [replica.process_group]

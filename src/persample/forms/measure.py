@@ -9,7 +9,7 @@ from .form import Form
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A form in numbers; ``norms`` and ``rows`` are the ways in which they are computed."""
+    """A form in numbers; ``norms`` and ``rows`` are how they are computed."""
 
     form: str
     norms: str
@@ -19,7 +19,7 @@ class Measure:
     rows: str = ""
 
 
-def measured(form: Form, whole: Form, *, kept: bool = True) -> Measure:
+def measure_form(form: Form, whole: Form, *, kept: bool = True) -> Measure:
     """The numbers of one use's form; ``whole`` is its parameter's form of all uses."""
     return Measure(
         form=type(form).__name__,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..distributed import Reduction
 from ..errors import NonFiniteWarning
-from ..forms import Together, sums
+from ..forms import Stacked, sums
 from .clipping import Grouped, Rule, coefficients
 from .question import Question
 from .source import Forms, Grads
@@ -33,7 +33,7 @@ def clipped_sum(
     groups = rule.split(names) if isinstance(rule, Grouped) else [tuple(names)]
     within = rule.within if isinstance(rule, Grouped) else rule
     source = question.source
-    with source.settled(names, apart=len(groups) > 1) as forms:
+    with source.clipping_forms(names, separate=len(groups) > 1) as forms:
         bounds = source.sq_bounds(names, forms)
         whole = _certain(question, bounds, names)
         bad = _left_out(whole, warn=warn)
@@ -48,15 +48,15 @@ def clipped_sum(
             c.update(dict.fromkeys(group, share))
         if reduction is not None:
             reduction.begin()
-            found = _sent(question, names, c, bad, forms, reduction)
+            found = _send_sums(question, names, c, bad, forms, reduction)
         else:
-            found = question.summed(
-                names, c, bad=bad, settled=forms, certain=True, wide=True, last=True
+            found = question.weighted_sum(
+                names, c, bad=bad, clipping_forms=forms, certain=True, wide=True, last=True
             )
     return found, bad is not None
 
 
-def _sent(
+def _send_sums(
     question: Question,
     names: Sequence[str],
     c: Grads,
@@ -66,18 +66,22 @@ def _sent(
 ) -> Grads:
     """The sums, each sent when it is computed: many short ones first, they are computed at once."""
     if forms is None:
-        found = question.summed(names, c, bad=bad, certain=True, wide=True, last=True)
+        found = question.weighted_sum(names, c, bad=bad, certain=True, wide=True, last=True)
         for name in names:
             reduction.add(name, found[name])
         return found
-    joined = {k: list(f.shapes) if isinstance(f, Together) else [k] for k, f in forms.items()}
+    joined = {k: list(f.shapes) if isinstance(f, Stacked) else [k] for k, f in forms.items()}
     reached = {name for some in joined.values() for name in some}
-    found = question.summed([n for n in names if n not in reached], c, settled={}, wide=True)
+    found = question.weighted_sum(
+        [n for n in names if n not in reached], c, clipping_forms={}, wide=True
+    )
     for name, value in found.items():
         reduction.add(name, value)
     for key in sorted(forms, key=lambda key: -len(joined[key])):
         part = {key: forms[key]}
-        some = question.summed(joined[key], c, bad=bad, settled=part, certain=True, wide=True)
+        some = question.weighted_sum(
+            joined[key], c, bad=bad, clipping_forms=part, certain=True, wide=True
+        )
         for name, value in some.items():
             reduction.add(name, value)
         found |= some
@@ -88,7 +92,7 @@ def nonfinite(question: Question, names: Sequence[str]) -> Tensor:
     """The samples that contribute nothing to a clipped sum: indices."""
     source = question.source
     source.ready()
-    with source.settled(names, apart=False) as forms:
+    with source.clipping_forms(names, separate=False) as forms:
         whole = _certain(question, source.sq_bounds(names, forms), names)
     return (~torch.isfinite(whole)).nonzero().flatten()
 
@@ -96,7 +100,7 @@ def nonfinite(question: Question, names: Sequence[str]) -> Tensor:
 def _certain(question: Question, bounds: Grads, names: Iterable[str]) -> Tensor:
     """Bounds of ‖gᵢ‖² over some parameters."""
     elements = sum(question.selected[name].numel() for name in names)
-    return sums.certain(bounds, elements, question.n, question.device)
+    return sums.bound_over_parameters(bounds, elements, question.n, question.device)
 
 
 def _left_out(sq_norms: Tensor, *, warn: bool) -> Tensor | None:

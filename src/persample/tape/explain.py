@@ -9,7 +9,7 @@ from ..backward.collector import Collector
 from ..backward.consumers.lean import Lean, Told
 from ..errors import describe
 from ..forms import within
-from ..forms.measure import Measure, measured
+from ..forms.measure import Measure, measure_form
 from ..inputs.inputs import Inputs, Seen
 from ..uses.context import Context
 from ..uses.use import Operand, Use
@@ -118,7 +118,7 @@ class Explainer:
         rows: list[UseRow] = []
         reached: set[str] = set()
         slow: dict[str, None] = {}
-        for use, operand, rule, measure in self._told(forms):
+        for use, operand, rule, measure in self._measured_uses(forms):
             names = [n for n in self._collector.sources(operand) if n in parameters.asked]
             reached.update(names)
             for name in names:
@@ -141,8 +141,8 @@ class Explainer:
             kept_bytes=0 if forms is None else forms.held(),
         )
 
-    def _told(self, forms: ParameterForms | None) -> Iterator[Told]:
-        """What was kept, and how the whole of each parameter would be asked."""
+    def _measured_uses(self, forms: ParameterForms | None) -> Iterator[Told]:
+        """What was kept, and how each parameter's norms would be computed."""
         consumer = self._collector.consumer
         if isinstance(consumer, Lean):
             yield from consumer.told
@@ -153,7 +153,7 @@ class Explainer:
             for entry in forms.contributions:
                 names = self._collector.sources(entry.operand)
                 mine = whole[names[0]] if names else entry.form
-                yield entry.use, entry.operand, entry.rule, measured(entry.form, mine)
+                yield entry.use, entry.operand, entry.rule, measure_form(entry.form, mine)
 
 
 def _row(
@@ -190,7 +190,7 @@ def _ambiguity(seen: Seen, dim: int, n: int | None) -> str | None:
         )
     if seen.samples and len(seen.shape) == 2 and seen.shape[0] == seen.shape[1]:
         return (
-            f"{seen.path} {seen.shape} is taken as samples because axis {dim} has size n; if it is "
+            f"{seen.path} {seen.shape} is read as samples because axis {dim} has size n; if it is "
             f"not per-sample data: {cure}"
         )
     return None

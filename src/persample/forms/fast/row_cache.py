@@ -24,18 +24,18 @@ _KEPT = 7  # multiplications worth a byte of rows: level in time, where rows are
 
 
 class Kept(Dense):
-    """Rows for norms and one sum, which lets go of them."""
+    """Rows for norms and one sum, which frees them."""
 
     __slots__ = ()
 
     def certain_sum(self, c: Tensor) -> Tensor:
-        """The last that is asked of the rows."""
+        """The last use of the rows."""
         total = self.weighted_sum(c)
         self.values = self.values.new_empty(0, *self.shape)
         return total
 
 
-def saved(form: Form) -> int:
+def work_saved(form: Form) -> int:
     """Multiplications that kept rows save: norms cost nothing beyond writing and reading them.
 
     What goes back through a graph, or runs an operator again, would do so for norms and for sums.
@@ -57,7 +57,7 @@ def _bytes(form: Form) -> int:
 def kept_rows(forms: Mapping[str, Form], room: Callable[[int], int]) -> dict[str, Kept]:
     """Rows of the forms that save most for their size, in the room for so many bytes."""
     found: dict[str, Kept] = {}
-    gains = {name: saved(form) / max(1, _bytes(form)) for name, form in forms.items()}
+    gains = {name: work_saved(form) / max(1, _bytes(form)) for name, form in forms.items()}
     worth = [n for n in sorted(gains, key=gains.__getitem__, reverse=True) if gains[n] > 0]
     left = room(sum(_bytes(forms[name]) for name in worth)) if worth else 0
     for name in worth:
