@@ -1,6 +1,6 @@
-"""Measure persample and its peers: time, memory, growth, overhead, small models, budgets.
+"""Measure persample and its peers: time, memory, growth, overhead, and parts without peers.
 
-    python -m benchmarks [models ...] [--parts time memory scaling overhead small budgets]
+    python -m benchmarks [models ...] [--parts time memory scaling overhead small budgets processes]
                          [--peers ...] [--threads 1] [--heap warm|default|both|mapped]
                          [--rounds 7] [--quick]
 
@@ -27,7 +27,7 @@ from .measure.results import HEAPS, RESULTS, ROOT, WARM, environment, regime, sa
 from .models import ALL, MODELS, QUICK
 from .peers import PEERS
 
-PARTS = ("time", "memory", "scaling", "overhead", "small", "budgets")
+PARTS = ("time", "memory", "scaling", "overhead", "small", "budgets", "processes")
 FILES = {part: part for part in PARTS} | {"time": "peers"}
 WEIGHTS = {"scaling": 3.0}  # beside one, for the ETA
 HEAVY = {"gpt2_small": 4.0, "resnet18": 2.0, "vit": 1.5, "text": 1.5}

@@ -22,9 +22,9 @@ from ..peers.own import plain, recorded
 from .expanded_weights import peak
 from .process import run, settle
 
-NAMES = ("vit", "gpt", "bert", "llama", "resnet18", "lstm")
+NAMES = ("vit", "gpt", "bert", "llama")
 BUDGETS = {"default": None, **{f"{size} MiB": size << 20 for size in (16, 64, 256, 1024)}}
-ROUNDS = 7
+ROUNDS = 5
 
 
 def steps(name: str) -> dict[str, Callable[[], Any]]:

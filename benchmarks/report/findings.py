@@ -87,3 +87,18 @@ def budgets(found: dict[str, Any]) -> str:
         body.append([name, plain, *cells])
     heads = list(next(iter(found.values()))["budgets"]) if found else []
     return table(["model", "plain", *heads], body) if found else ""
+
+
+def processes(found: dict[str, Any]) -> str:
+    """Clipped sums under DDP against plain DDP, by the number of processes."""
+    body = []
+    for name, worlds in found.items():
+        for world, cell in worlds.items():
+            speed = f"{cell['samples per second']:.0f}"
+            ratios = [
+                f"{cell[key]:.2f}"
+                for key in ("clipped sum, then reduced", "clipped sum, overlapped")
+            ]
+            body.append([name, world, f"{cell['plain_ms']:.0f} ms", speed, *ratios])
+    head = ["model", "processes", "plain DDP", "samples per second", "clipped sum, then reduced"]
+    return table([*head, "overlapped"], body) if found else ""

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..measure.results import RESULTS, ROOT, load
 from ..models import ALL
-from .findings import budgets, drop_in, guards, inspecting, small, suspects
+from .findings import budgets, drop_in, guards, inspecting, processes, small, suspects
 from .rows import (
     alive,
     growth,
@@ -61,6 +61,7 @@ def makers(directory: Path) -> dict[str, Callable[[], str]]:
         "suspects": lambda: suspects(load(directory, "suspects")),
         "small": lambda: small(load(directory, "small").get(MAIN, {}).get("all", {})),
         "budgets": lambda: budgets(load(directory, "budgets").get(MAIN, {}).get("all", {})),
+        "processes": lambda: processes(load(directory, "processes").get(MAIN, {}).get("all", {})),
         "inspecting": lambda: inspecting(load(directory, "inspecting")),
     }
     for name in ("grads", "norms", "clipped sum", "gram"):

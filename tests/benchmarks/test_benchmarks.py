@@ -82,6 +82,17 @@ def test_small_models_are_summed_up_and_a_wrong_answer_is_not_timed(monkeypatch:
     assert "wrong" in findings.small({"models": {"m": result}, "summary": {}})
 
 
+def test_budgets_and_processes_are_reported() -> None:
+    cells = {"default": {"time": 1.25, "memory": 1.1}, "rows": {"time": 1.5, "memory": 3.0}}
+    found = {"vit": {"plain_ms": 100.0, "plain_bytes": 5 << 20, "budgets": cells}}
+    assert "| vit | 100 ms, 5 MiB | 1.25 (1.10) | 1.50 (3.00) |" in findings.budgets(found)
+    cell = {"plain_ms": 9.0, "samples per second": 80.0}
+    cell |= {"clipped sum, then reduced": 1.3, "clipped sum, overlapped": 1.2}
+    assert "| gpt | 2 | 9 ms | 80 | 1.30 | 1.20 |" in findings.processes({"gpt": {"2": cell}})
+    assert not findings.budgets({})
+    assert not findings.processes({})
+
+
 def _small(build: str) -> Case:
     """Every kind of layer that the program by hand knows."""
     if build == "tied":
