@@ -64,8 +64,9 @@ def record(
             ``tape.backward(losses, retain_graph=True)`` keeps it.
         positions: Keep what :meth:`Tape.positions` needs: also inputs and output gradients of
             biases and norm layers.
-        budget: Bytes of scratch memory that a query may take beyond its result (64 MiB; 2 MiB if
-            lean). Larger work is cut into tiles; the smallest is one row of one parameter.
+        budget: Bytes of scratch memory that a query may take beyond its result. Larger work is
+            cut into tiles; the smallest is one row of one parameter. By default tiles take 64 MiB
+            (2 MiB if lean), and a clipped sum a quarter of what the tape holds.
         same_samples: You guarantee that sample i is the same in every batch of this block. Without
             it, a block holds one batch: a later backward pass from other inputs is refused.
         grad: Leave the ``.grad`` that the same program leaves without persample, so that norms can
@@ -80,8 +81,7 @@ def record(
     _expect_sensible(model, n, sample_ids, unproven)
     _expect_rules(rules)
     _expect_lean(lean, positions=positions, native=verify or unproven == "loop")
-    if budget is None:
-        budget = LEAN if lean else BUDGET
+    scratch, rows = _scratch(budget, lean=bool(lean))
     asked = lean if isinstance(lean, Ahead) else Ahead() if lean else None
     options = Options(
         dim=whole(
@@ -91,7 +91,8 @@ def record(
         loop=unproven == "loop",
         ahead=asked,
         positions=positions,
-        budget=whole(budget, "budget", least=1, fix="a number of bytes: budget=64 << 20"),
+        budget=scratch,
+        rows=rows,
         rules={find(f).name: rule for f, rule in (rules or {}).items()},
         same_samples=bool(same_samples),
         grad=bool(grad),
@@ -137,6 +138,14 @@ class Recorder:
             if hasattr(Tape, name):
                 text += "; write: with persample.record(model) as tape:"
             raise AttributeError(text)
+
+
+def _scratch(budget: int | None, *, lean: bool) -> tuple[int, int | None]:
+    """Bytes for tiles, and for rows that a clipped sum keeps: None is a share of the tape's."""
+    if budget is None:
+        return (LEAN if lean else BUDGET), None
+    given = whole(budget, "budget", least=1, fix="a number of bytes: budget=64 << 20")
+    return given, given // 2
 
 
 def _expect_sensible(model: object, n: object, sample_ids: object, unproven: object) -> None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from ..backward.collector import Collector
 from ..backward.consumers.lean import Lean, Told
-from ..backward.contribution import Contribution
 from ..errors import describe
 from ..forms import within
 from ..forms.measure import Measure, measure_form
@@ -34,6 +33,7 @@ class UseRow:
     kept_bytes: int
     dense_bytes: int
     place: str
+    rows: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,7 @@ class Explanation:
                 "output",
                 "samples",
                 "norms by",
+                "rows by",
                 "products",
                 "kept",
                 "dense",
@@ -76,7 +77,9 @@ class Explanation:
             name = u.parameter + (f" (= {', '.join(u.aliases)})" if u.aliases else "")
             shapes = ("×".join(map(str, s)) for s in (u.operand, u.output))
             sizes = (f"{u.work:.1e}", readable(u.kept_bytes), readable(u.dense_bytes))
-            rows.append((name, u.operator, u.rule, u.form, *shapes, u.layout, u.norms, *sizes))
+            rows.append(
+                (name, u.operator, u.rule, u.form, *shapes, u.layout, u.norms, u.rows, *sizes)
+            )
         widths = [max(len(r[k]) for r in rows) for k in range(len(rows[0]))]
         lines += [
             "  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in rows
@@ -135,7 +138,7 @@ class Explainer:
             without_gradient=tuple(name for name in parameters.asked if name not in reached),
             slow=tuple(slow),
             ambiguous=tuple(line for line in lines if line),
-            kept_bytes=0 if forms is None else _kept_bytes(forms.contributions),
+            kept_bytes=0 if forms is None else forms.held(),
         )
 
     def _measured_uses(self, forms: ParameterForms | None) -> Iterator[Told]:
@@ -151,20 +154,6 @@ class Explainer:
                 names = self._collector.sources(entry.operand)
                 mine = whole[names[0]] if names else entry.form
                 yield entry.use, entry.operand, entry.rule, measure_form(entry.form, mine)
-
-
-def _kept_bytes(entries: list[Contribution]) -> int:
-    """Bytes of what the forms hold: several may hold the same output gradient."""
-    shared: dict[int, int] = {}
-    own = 0
-    for entry in entries:
-        tensors = entry.form.tensors()
-        if not tensors:
-            own += entry.form.nbytes()
-        for tensor in tensors:
-            storage = tensor.untyped_storage()
-            shared[storage.data_ptr()] = storage.nbytes()
-    return own + sum(shared.values())
 
 
 def _row(
@@ -184,6 +173,7 @@ def _row(
         kept_bytes=measure.kept_bytes,
         dense_bytes=measure.dense_bytes,
         place=describe(use.place),
+        rows=measure.rows,
     )
 
 

@@ -15,6 +15,9 @@ from ..guards.guards import Guards
 from ..uses.context import Context
 from .source import Forms, Grads, Source, Visitor
 
+SHARE = 4  # the tape holds about what a plain step holds: a quarter more is kept at most
+LITTLE = 1 << 20  # bytes of rows that are not worth counting
+
 
 def expect_backward(context: Context) -> None:
     """Refuse a question that nothing was back-propagated for."""
@@ -70,11 +73,31 @@ class ParameterForms(Source):
     def clipping_forms(self, names: Iterable[str], *, separate: bool) -> Iterator[Forms | None]:
         """Forms for norms and one sum, rows where that is cheaper."""
         forms = self.written(names)
-        rows = kept_rows(forms)
+        rows = kept_rows(forms, self._room)
         used = sum(form.nbytes() for form in rows.values())
         forms |= rows
-        with within(scratch() - used):
+        with within(scratch() if self._context.options.rows is None else scratch() - used):
             yield forms if separate else stack_forms(forms)
+
+    def held(self) -> int:
+        """Bytes of what the forms hold: several may hold the same output gradient."""
+        shared: dict[int, int] = {}
+        own = 0
+        for contribution in self.contributions:
+            tensors = contribution.form.tensors()
+            if not tensors:
+                own += contribution.form.nbytes()
+            for tensor in tensors:
+                storage = tensor.untyped_storage()
+                shared[storage.data_ptr()] = storage.nbytes()
+        return own + sum(shared.values())
+
+    def _room(self, wanted: int) -> int:
+        """Bytes of rows that may be kept: as granted, or a share of what is held anyway."""
+        granted = self._context.options.rows
+        if granted is not None:
+            return granted
+        return wanted if wanted <= LITTLE else self.held() // SHARE
 
     def sq_norms(self, names: Iterable[str], *, separate: bool) -> Grads:
         """‖gᵢ‖², to be added up; ``separate``: of every parameter that received a gradient."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..backward.consumers.lean import Lean
+from ..distributed import Reduction
 from ..errors import UsageError
 from ..forms import Form, real
 from ..forms.sums import NoiseScale
@@ -244,6 +245,11 @@ class Tape:
         coupled normaliser           MixedSamplesError with the line that divides
         ===========================  =====================================================
         """
+        return self._clipped_sum(max_norm, rule, params)
+
+    def _clipped_sum(
+        self, max_norm: float, rule: Rule, params: Params, reduction: Reduction | None = None
+    ) -> Grads:
         with self._answering() as question:
             bound = number(max_norm, "max_norm")
             if not 0 <= bound < float("inf"):
@@ -252,7 +258,9 @@ class Tape:
                     fix="clipped_sum(1.0) lets no sample contribute more than norm 1",
                 )
             names, warn = question.names(params), not self._warned
-            found, left_out = clipped_sum(question, bound, rule, names, warn=warn)
+            found, left_out = clipped_sum(
+                question, bound, rule, names, warn=warn, reduction=reduction
+            )
             self._warned = self._warned or left_out
             return found
 
@@ -398,13 +406,7 @@ class Tape:
         """
         with torch._C.DisableTorchFunction(), torch.no_grad():
             selected = self._open().selected
-            if accumulate and self._context.options.grad:
-                raise UsageError(
-                    "set_grad(..., accumulate=True) on a recording with grad=True",
-                    why="the ordinary gradient is in .grad already: a clipped sum added to it has "
-                    "no bound",
-                    fix="set_grad(...) without accumulate replaces it; or record without grad=True",
-                )
+            self._expect_to_add(accumulate)
             problem, processes = unfit(grads, selected), self._context.processes
             if processes is not None:
                 targets = processes.reduce(grads, selected, accumulate=accumulate, problem=problem)
@@ -412,12 +414,47 @@ class Tape:
                 raise problem
             else:
                 targets = [(selected[name], value) for name, value in grads.items()]
-            forget_untrained(parameter for parameter, _ in targets)
-            for parameter, value in targets:
-                new = value.detach().to(parameter.dtype)
-                if accumulate and parameter.grad is not None:
-                    new = parameter.grad + new
-                parameter.grad = new
+            _write_grads(targets, accumulate=accumulate)
+
+    def set_clipped_grad(
+        self,
+        max_norm: float,
+        *,
+        rule: Rule = flat,
+        params: Params = None,
+        accumulate: bool = False,
+    ) -> None:
+        """``set_grad(clipped_sum(max_norm))``, sums on their way while the next are computed.
+
+        The numbers are those of the two calls. Only where the model is spread over processes does
+        it make a difference: every process must call it, and a failure in one raises in all.
+        """
+        processes = self._context.processes
+        if processes is None:
+            self.set_grad(
+                self.clipped_sum(max_norm, rule=rule, params=params), accumulate=accumulate
+            )
+            return
+        question = self._open()
+        self._expect_to_add(accumulate)
+        names, key = question.names(params), ("clipped", accumulate)
+        reduction = processes.reduction(names, question.selected, key=key)
+        try:
+            self._clipped_sum(max_norm, rule, params, reduction)
+        except Exception as problem:
+            reduction.fail(problem)
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            _write_grads(reduction.finish(), accumulate=accumulate)
+
+    def _expect_to_add(self, accumulate: bool) -> None:
+        """Refuse to add a bounded sum to an ordinary gradient."""
+        if accumulate and self._context.options.grad:
+            raise UsageError(
+                "set_grad(..., accumulate=True) on a recording with grad=True",
+                why="the ordinary gradient is in .grad already: a clipped sum added to it has "
+                "no bound",
+                fix="set_grad(...) without accumulate replaces it; or record without grad=True",
+            )
 
     def _zero_norms(self, name: str) -> Tensor:
         parameter = self._question.selected[name]
@@ -429,6 +466,17 @@ def _release(owner: weakref.ref[Recording]) -> None:
     recording = owner()
     if recording is not None:
         recording.release()
+
+
+def _write_grads(targets: Iterable[tuple[Tensor, Tensor]], *, accumulate: bool) -> None:
+    """Make sums the parameters' ``.grad``, or add to it."""
+    targets = list(targets)
+    forget_untrained(parameter for parameter, _ in targets)
+    for parameter, value in targets:
+        new = value.detach().to(parameter.dtype)
+        if accumulate and parameter.grad is not None:
+            new = parameter.grad + new
+        parameter.grad = new
 
 
 def _write_rows(

@@ -1,6 +1,6 @@
 """How the cost grows with samples, positions and depth.
 
-    python -m benchmarks.scaling RESULT.json [--quick]; the benchmark starts it.
+    python -m benchmarks.measure.scaling RESULT.json [--quick]; the benchmark starts it.
 
 A small language model, one axis at a time. Each point gives milliseconds (median of interleaved
 rounds) and peak bytes of the plain step, the norms and the clipped sum. The exponent of an axis is
@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 
-from .case import Case, predict
-from .language import LanguageModel
+from ..models.case import Case, predict
+from ..models.language import LanguageModel
+from ..peers.own import plain, recorded
 from .memory import peak
-from .peers import plain, recorded
 from .process import run
 from .timing import clock
 

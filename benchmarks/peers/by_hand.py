@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from persample.recording.recurrent import padded_lstm
 
+from ..models.case import Case
 from .answers import Grads, coefficients
-from .case import Case
 from .formulas import Answer, Formula, Sum, formulas, gram_linear
-from .peers import Steps, twin
+from .peer import Steps, twin
 
 
 class Step:

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..models.case import Case
 from .answers import Grads, coefficients
-from .case import Case
-from .peers import Steps, Twin, clear, from_rows, peer, twin
+from .peer import Steps, Twin, clear, from_rows, peer, twin
 
 
 def opacus_twin(case: Case) -> Twin:

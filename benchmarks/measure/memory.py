@@ -1,6 +1,6 @@
 """Peak memory of one step, every (model, peer, question) in a process of its own.
 
-    python -m benchmarks.memory MODEL RESULT.json [options]; the benchmark starts it.
+    python -m benchmarks.measure.memory MODEL RESULT.json [options]; the benchmark starts it.
 
 A process builds the model and forks once per cell. The child runs the step once (libraries
 initialise themselves), frees everything, gives free memory back to the system, resets the kernel's
@@ -26,12 +26,15 @@ from typing import Any
 
 import torch
 
-from . import libraries as libraries
-from .case import Case
-from .models import MODELS
-from .peers import PEERS
+from ..models import MODELS
+from ..models.case import Case
+from ..peers import PEERS
 from .process import limit, message, settle
 
+LIBRARIES = (
+    "opacus.grad_sample", "opacus.validators", "backpack.extensions", "opake.dpsgd.clipping",
+    "dattri_llm",
+)  # fmt: skip
 TIMEOUT = 120.0  # seconds a cell may take
 
 
@@ -103,7 +106,7 @@ def prepare() -> None:
     """Load what peers import at their first call, once for all children."""
     one = torch.func.grad(lambda w, x: (w * x).sum())
     torch.func.vmap(one, in_dims=(None, 0))(torch.ones(2), torch.ones(2, 2))
-    for module in ("opacus.grad_sample", "opacus.validators", "backpack.extensions"):
+    for module in LIBRARIES:
         with contextlib.suppress(Exception):  # the peer's own row will say that it is missing
             importlib.import_module(module)
 
@@ -140,7 +143,9 @@ def measure(name: str, peers: list[str], threads: int) -> dict[str, Any]:
 def main() -> None:
     """Measure one model and write the result."""
     warnings.simplefilter("ignore")
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.memory", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.measure.memory", description=__doc__
+    )
     parser.add_argument("model")
     parser.add_argument("result", type=Path)
     parser.add_argument("--peers", nargs="+", default=list(PEERS))

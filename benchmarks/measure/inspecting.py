@@ -1,6 +1,6 @@
 """What inspecting a data set costs against one plain training epoch over it.
 
-    python -m benchmarks.inspecting [--rounds 3] [--out FILE.json]
+    python -m benchmarks.measure.inspecting [--rounds 3] [--out FILE.json]
 
 Each round trains one epoch (forward, backward, Adam) and inspects the same batches once, self-check
 and timing of plain steps included; the figure is the median over rounds of the ratio
@@ -23,9 +23,9 @@ from torch import Tensor, nn
 
 import persample
 
-from .case import predict
-from .language import LanguageModel
-from .models import MODELS
+from ..models import MODELS
+from ..models.case import predict
+from ..models.language import LanguageModel
 from .results import environment
 
 BATCHES = (64, 256)  # what an inspection costs once is shared by more samples in the second
@@ -88,7 +88,9 @@ def measure(name: str, count: int, rounds: int) -> dict[str, Any]:
 
 def main() -> None:
     """Measure and write."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.inspecting", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.measure.inspecting", description=__doc__
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()

@@ -1,6 +1,6 @@
 """What a compiled recording could give: a prototype, written by hand for one model.
 
-    python -m benchmarks.compiled [--rounds 15]
+    python -m benchmarks.measure.compiled [--rounds 15]
 
 A zero probe is added to the output of every layer with parameters. The compiled graph returns the
 losses and the layers' inputs; the gradients by the probes are what taps receive. Norms follow in a
@@ -114,7 +114,7 @@ def steps() -> dict[str, Callable[[], Any]]:
 def main() -> None:
     """Compile, compare, time in turn, print medians."""
     warnings.simplefilter("ignore")
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.compiled")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.measure.compiled")
     parser.add_argument("--rounds", type=int, default=15)
     rounds = parser.parse_args().rounds
     torch.set_num_threads(1)

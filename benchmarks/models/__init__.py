@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from . import adapted, language, pretrained, vision
+from . import adapted, language, pretrained, small_sequences, vision
 from .case import MODELS, Case
+from .small import SMALL
 
-__all__ = ["ALL", "MODELS", "QUICK", "Case", "adapted", "language", "pretrained", "vision"]
+__all__ = [
+    "ALL", "MODELS", "QUICK", "SMALL", "Case", "adapted", "language", "pretrained",
+    "small_sequences", "vision",
+]  # fmt: skip
 
 ALL = [
     "mlp", "cnn", "resnet18", "vit", "gpt", "gpt_tied", "bert", "gpt2_small", "llama", "lstm",

@@ -1,6 +1,7 @@
 """Time every question on any device, as a ratio to a plain step, interleaved.
 
-    python -m benchmarks.device [models ...] [--rounds 7] [--threads 1] [--device cpu] [--out FILE]
+    python -m benchmarks.measure.device [models ...] [--rounds 7] [--threads 1] [--device cpu]
+                                        [--out FILE]
 
 Each round runs the plain step and every question once, in turn; a question's figure is the median
 over rounds of its time divided by the plain step's time in the same round. The heap is kept warm
@@ -24,7 +25,7 @@ import torch
 
 import persample
 
-from .models import MODELS
+from ..models import MODELS
 
 DEFAULT = ["mlp", "cnn", "resnet18", "vit", "gpt", "gpt_tied", "bert", "lstm", "text"]
 
@@ -120,7 +121,9 @@ def environment() -> dict[str, Any]:
 def main() -> None:
     """Measure and write."""
     warnings.simplefilter("ignore")
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.device", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.measure.device", description=__doc__
+    )
     parser.add_argument("models", nargs="*", default=DEFAULT)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1)

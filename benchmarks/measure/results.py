@@ -13,12 +13,12 @@ import torch
 
 import persample
 
-ROOT = Path(__file__).parent.parent
-RESULTS = Path(__file__).parent / "results"
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
 WARM = {"MALLOC_TRIM_THRESHOLD_": "100000000000", "MALLOC_MMAP_THRESHOLD_": "100000000000"}
 MAPPED = {"MALLOC_MMAP_THRESHOLD_": "65536"}  # what is freed leaves the process at once
 HEAPS = {"warm": WARM, "mapped": MAPPED, "default": {}}
-PACKAGES = ("torch", "transformers", "opacus", "backpack-for-pytorch")
+PACKAGES = ("torch", "transformers", "opacus", "backpack-for-pytorch", "opake", "dattri-llm")
 
 
 def processor() -> str:

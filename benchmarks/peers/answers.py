@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .case import Case
+from ..models.case import Case
 
 Grads = dict[str, Tensor]
-QUESTIONS = ("grads", "norms", "clipped sum", "three questions")
+QUESTIONS = ("grads", "norms", "clipped sum", "gram", "three questions")
 TOLERANCE = 1e-3  # of a parameter's norm, in float32
 DISPUTED = 2e-2  # up to here rounding at a kink (ReLU near zero) may explain it: float64 decides
 EXACT = 1e-6  # of a parameter's norm, in float64
@@ -44,6 +44,12 @@ def rows_clipped(grads: Grads, bound: float, norms: Tensor | None = None) -> Gra
     c = coefficients(rows_norms(grads) if norms is None else norms, bound)
     c = c.to(next(iter(grads.values())).dtype)
     return {name: (c @ g.flatten(1)).view(g.shape[1:]) for name, g in grads.items()}
+
+
+def rows_gram(grads: Grads) -> Tensor:
+    """⟨gᵢ, gⱼ⟩ of every pair, from materialised gradients."""
+    flat = [g.flatten(1) for g in grads.values()]
+    return torch.stack([rows @ rows.T for rows in flat]).sum(0)
 
 
 def truth(case: Case) -> Grads:
@@ -90,11 +96,16 @@ class Referee:
         # half of the samples are clipped
         self.bound = float(self.norms.median()) if bound is None else bound
         self.clipped = rows_clipped(self.grads, self.bound, self.norms)
+        self.gram: Tensor | None = None
 
     def error(self, question: str, answer: Any) -> float:
         """The largest relative error, over parameters where there are several."""
         if question == "norms":
             return float(((answer - self.norms).abs() / self.norms.clamp(min=1e-12)).max())
+        if question == "gram":
+            if self.gram is None:
+                self.gram = rows_gram({name: g.double() for name, g in self.grads.items()})
+            return float(((answer - self.gram).abs() / self.norms.outer(self.norms)).max())
         expected = self.grads if question == "grads" else self.clipped
         if missing := expected.keys() - answer.keys():
             raise KeyError(f"no answer for {', '.join(sorted(missing)[:3])}")

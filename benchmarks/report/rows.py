@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from .peers import OWN
+from ..peers import OWN
 
 NAMES = (
     "persample", "persample, fresh", "persample, lean", "expanded weights", "vmap(grad)",
     "vmap(grad), chunked", "loop", "Opacus hooks", "Opacus ghost", "BackPACK",
+    "opake", "dattri-llm",
 )  # fmt: skip
 PIECEWISE = ("vmap(grad), chunked", "loop")  # never hold the whole batch
 Models = dict[str, Any]
@@ -112,7 +113,7 @@ def question(models: Models, asked: str, key: str, judged: Models | None = None)
         if again:
             cells = [written(model.get("control", {}), "median", ""), *cells]
         body.append([name, plain, *cells, compared(model, asked, key, truth)])
-    return table(["model", "plain", *again, *names, "persample is"], body) if body else ""
+    return table(["model", "plain", *again, *names, "persample is"], body) if names else ""
 
 
 def alive(models: Models) -> str:

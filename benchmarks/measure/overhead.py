@@ -1,6 +1,6 @@
 """What recording costs per use and per data operator, and where the time of a step goes.
 
-    python -m benchmarks.overhead RESULT.json [--quick]; the benchmark starts it.
+    python -m benchmarks.measure.overhead RESULT.json [--quick]; the benchmark starts it.
 
 The cost of a use is the slope, over the number of layers, of a recorded step's time minus a plain
 step's, on layers so small that arithmetic does not count. The cost of a data operator is the same
@@ -22,13 +22,13 @@ from torch import Tensor, nn
 
 import persample
 
-from .answers import TOLERANCE, deviation
-from .by_hand import by_hand
-from .case import Case
+from ..models import MODELS
+from ..models.case import Case
+from ..models.pretrained import tiny_gpt2
+from ..peers.answers import TOLERANCE, deviation
+from ..peers.by_hand import by_hand
+from ..peers.own import own, plain, recorded
 from .kernels import kernels
-from .models import MODELS
-from .peers import own, plain, recorded
-from .pretrained import tiny_gpt2
 from .process import run
 from .timing import clock
 

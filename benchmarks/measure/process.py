@@ -18,7 +18,7 @@ import torch
 def run(name: str, text: str | None, measure: Callable[[bool], Any]) -> None:
     """The command line of a part that measures without peers: ``measure(quick)``, and write."""
     warnings.simplefilter("ignore")
-    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=text)
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.measure.{name}", description=text)
     parser.add_argument("result", type=Path)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--quick", action="store_true")

@@ -1,6 +1,6 @@
 """Time of one model in one process: check every answer, then interleaved rounds.
 
-    python -m benchmarks.timing MODEL RESULT.json [options]; the benchmark starts it.
+    python -m benchmarks.measure.timing MODEL RESULT.json [options]; the benchmark starts it.
 
 Each round runs the plain step and every cell (peer, question) once, in an order drawn anew; a
 cell's figure is its time divided by the plain step's time of the same round. A second plain step
@@ -25,11 +25,10 @@ from typing import Any
 
 import torch
 
-from . import libraries as libraries
-from .answers import DISPUTED, EXACT, TOLERANCE, Referee, drawn, widened
-from .case import Case
-from .models import MODELS
-from .peers import PEERS
+from ..models import MODELS
+from ..models.case import Case
+from ..peers import PEERS
+from ..peers.answers import DISPUTED, EXACT, TOLERANCE, Referee, drawn, widened
 from .process import limit, message, settle
 
 SLOW, PATIENCE = 20.0, 0.5  # left out of the rounds: slower than both (ratio, seconds)
@@ -223,7 +222,9 @@ def measure(
 def main() -> None:
     """Measure one model and write the result."""
     warnings.simplefilter("ignore")
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.timing", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.measure.timing", description=__doc__
+    )
     parser.add_argument("model")
     parser.add_argument("result", type=Path)
     parser.add_argument("--peers", nargs="+", default=list(PEERS))

@@ -1,14 +1,8 @@
-"""Models distributed over processes: sums that every process agrees on, or a refusal.
-
-``DistributedDataParallel`` and ``fully_shard`` reduce gradients while autograd accumulates them. A
-recording accumulates none, so ``tape.set_grad`` reduces instead: it writes the sum over processes
-of what each of them passes, without a division by their number.
-"""
+"""How a model is distributed over processes, and what of that cannot be recorded."""
 
 from __future__ import annotations
 
 import sys
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,9 +11,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from .errors import UsageError
-
-Targets = list[tuple[Tensor, Tensor]]
+from ..errors import UsageError
+from .places import Places, Targets, anywhere, is_distributed, loaded_class, reduce_shard
+from .reduction import Reduction
 
 
 def find_processes(model: nn.Module) -> Processes | None:
@@ -35,7 +29,7 @@ class Processes:
     def __init__(self, model: nn.Module) -> None:
         self._modules = list(model.modules())
         self._replicas = [m for m in self._modules if isinstance(m, DistributedDataParallel)]
-        sharded = _class("torch.distributed.fsdp", "FSDPModule")
+        sharded = loaded_class("torch.distributed.fsdp", "FSDPModule")
         self._sharded = [m for m in self._modules if sharded and isinstance(m, sharded)]
 
     @property
@@ -47,7 +41,7 @@ class Processes:
         """Refuse what cannot be recorded."""
         for replica in self._replicas:
             _check_replica(replica)
-        flat = _class("torch.distributed.fsdp", "FullyShardedDataParallel")
+        flat = loaded_class("torch.distributed.fsdp", "FullyShardedDataParallel")
         for module in self._modules:
             if flat and isinstance(module, flat):
                 raise _unsupported("FullyShardedDataParallel", "torch.distributed.fsdp.fully_shard")
@@ -94,30 +88,27 @@ class Processes:
         problem: UsageError | None,
     ) -> Targets:
         """(parameter, sum over processes) of every gradient, after all have agreed to it."""
-        homes = self.homes()
-        replicated = {id(p): r.process_group for r in self._replicas for p in r._module_parameters}
-        problem = problem or self._problem(grads)
+        problem = problem or self._problem(grads.values())
         key = [(name, tuple(g.shape), str(g.dtype)) for name, g in sorted(grads.items())]
-        number = zlib.crc32(repr((key, accumulate)).encode())
-        for group in self._groups(selected.values(), homes, replicated):
-            _agree(group, next(iter(selected.values())).device, number, problem)
-        if problem is not None:
-            raise problem
-        targets, pending = [], []
-        for name, value in sorted(grads.items()):
-            parameter = selected[name]
-            home = homes.get(id(parameter))
-            if home is not None:
-                targets.append((home, _reduce_shard(value, home)))
-                continue
-            group = replicated.get(id(parameter))
-            if group is not None:
-                value = value.detach().clone(memory_format=torch.contiguous_format)
-                pending.append(dist.all_reduce(value, group=group, async_op=True))
-            targets.append((parameter, value))
-        for work in pending:
-            work.wait()
-        return targets
+        names = sorted(grads)
+        reduction = Reduction(
+            self._places(), names, selected, key=(key, accumulate), problem=problem
+        )
+        reduction.begin()
+        for name in names:
+            reduction.add(name, grads[name])
+        return reduction.targets()
+
+    def reduction(
+        self, names: Sequence[str], selected: Mapping[str, Tensor], *, key: Any
+    ) -> Reduction:
+        """Sums of these names, to be sent one by one; ``key``: what all processes must share."""
+        key, problem = (list(names), key), self._problem(())
+        return Reduction(self._places(), names, selected, key=key, problem=problem)
+
+    def _places(self) -> Places:
+        replicated = {id(p): r.process_group for r in self._replicas for p in r._module_parameters}
+        return Places(self.homes(), replicated)
 
     def add_mean(self, grads: Mapping[str, Tensor], selected: Mapping[str, Tensor]) -> None:
         """Add gradients to ``.grad`` as DDP and ``fully_shard`` do: the mean over processes.
@@ -131,13 +122,13 @@ class Processes:
             replica = replicas.get(id(parameter))
             if home is not None:
                 groups = home.device_mesh.get_all_groups()  # type: ignore[attr-defined]
-                if _anywhere(value is not None, groups, parameter.device):
+                if anywhere(value is not None, groups, parameter.device):
                     whole = torch.zeros_like(parameter) if value is None else value
-                    mean = _reduce_shard(whole, home) / home.device_mesh.size()  # type: ignore[attr-defined]
+                    mean = reduce_shard(whole, home) / home.device_mesh.size()  # type: ignore[attr-defined]
                     home.grad = mean if home.grad is None else home.grad + mean
             elif replica is not None and replica.require_backward_grad_sync:
                 groups = [replica.process_group]
-                if _anywhere(value is not None, groups, parameter.device):
+                if anywhere(value is not None, groups, parameter.device):
                     parts = [g for g in (parameter.grad, value) if g is not None]
                     whole = torch.zeros_like(parameter, requires_grad=False)
                     for part in parts:
@@ -147,7 +138,7 @@ class Processes:
             elif value is not None:
                 parameter.grad = value if parameter.grad is None else parameter.grad + value
 
-    def _problem(self, grads: Mapping[str, Tensor]) -> UsageError | None:
+    def _problem(self, grads: Iterable[Tensor]) -> UsageError | None:
         if any(not r.require_backward_grad_sync for r in self._replicas):
             return UsageError(
                 "set_grad inside no_sync()",
@@ -156,72 +147,12 @@ class Processes:
             )
         if any(r._join_config.enable for r in self._replicas):
             return _unsupported("DDP's join()", "an empty batch where a process has run out")
-        if any(is_distributed(g) for g in grads.values()):
+        if any(is_distributed(g) for g in grads):
             return UsageError(
                 "set_grad takes this process's own sums, got a DTensor",
                 fix="pass what the tape answered; set_grad reduces and shards it",
             )
         return None
-
-    def _groups(
-        self, parameters: Iterable[Tensor], homes: dict[int, Tensor], replicated: dict[int, Any]
-    ) -> list[Any]:
-        """Every process group behind the parameters, each once, in their order."""
-        found: dict[int, Any] = {}
-        for parameter in parameters:
-            home = homes.get(id(parameter))
-            if home is not None:
-                groups = home.device_mesh.get_all_groups()  # type: ignore[attr-defined]
-            else:
-                groups = [replicated[id(parameter)]] if id(parameter) in replicated else []
-            found.update({id(group): group for group in groups})
-        return list(found.values())
-
-
-def is_distributed(tensor: Tensor) -> bool:
-    """Whether a tensor is a DTensor."""
-    kind = _class("torch.distributed.tensor", "DTensor")
-    return kind is not None and isinstance(tensor, kind)
-
-
-def is_freed(tensor: Tensor) -> bool:
-    """Whether a tensor's memory was freed."""
-    return tensor.untyped_storage().size() < tensor.numel() * tensor.element_size()
-
-
-def _anywhere(here: bool, groups: Sequence[Any], device: torch.device) -> bool:
-    """Whether a gradient came in one of the processes: then all of them reduce it."""
-    flag = torch.tensor(int(here), device=device)
-    for group in groups:
-        dist.all_reduce(flag, dist.ReduceOp.MAX, group=group)
-    return bool(flag)
-
-
-def _agree(group: Any, device: torch.device, number: int, problem: UsageError | None) -> None:
-    """Raise in every process if one has a problem, or if they are about to set different things."""
-    state = torch.tensor([number, -number, int(problem is not None)], device=device)
-    dist.all_reduce(state, dist.ReduceOp.MAX, group=group)
-    top, low, bad = state.tolist()
-    if problem is not None:
-        raise problem
-    if bad or top != -low:
-        raise UsageError(
-            "processes disagree about set_grad",
-            why="another process refused it"
-            if bad
-            else "they pass different names, shapes or dtypes, or another accumulate=",
-            fix="every process must pass the same questions' answers; an empty batch gives zeros",
-        )
-
-
-def _reduce_shard(value: Tensor, home: Any) -> Tensor:
-    """The sum over processes, each keeping its shard."""
-    from torch.distributed.tensor import DTensor, Partial
-
-    mesh = home.device_mesh
-    mine = value.detach().contiguous()
-    whole = DTensor.from_local(mine, mesh, [Partial()] * mesh.ndim, run_check=False)
-    return whole.redistribute(placements=home.placements).to(home.device)
 
 
 def _check_replica(replica: DistributedDataParallel) -> None:
@@ -254,11 +185,6 @@ def _check_group(group: Any) -> None:
         )
     if any(slot.is_dtensor for slot in group.fsdp_params):
         raise _unsupported("tensor-parallel parameters", "fully_shard alone")
-
-
-def _class(module: str, name: str) -> Any:
-    """A class, unless its module was never imported: then nothing is an instance of it."""
-    return getattr(sys.modules.get(module), name, None)
 
 
 def _registry(module: nn.Module) -> Any:

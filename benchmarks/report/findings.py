@@ -1,4 +1,4 @@
-"""Tables of what is measured beside the peers: the drop-in, suspects, inspecting, guards."""
+"""Tables of what is measured beside the peers: small models, the drop-in, suspects, guards."""
 
 from __future__ import annotations
 
@@ -60,3 +60,45 @@ def guards(found: dict[str, Any]) -> str:
         body.append([name, f"`{row['file']}`" if row["file"] else "", *counts, *rest])
     head = ["guard", "in", "looked", "refused", "wrong without it", "refused by another"]
     return table([*head, "right without it", "other"], body) if body else ""
+
+
+def small(found: dict[str, Any]) -> str:
+    """Small models, the median and the 90th percentile first."""
+    body = []
+    for line in ("median", "90th percentile"):
+        values = [f"**{each[line]:.2f}**" for each in found.get("summary", {}).values()]
+        body.append([f"**{line}**", "", "", *values])
+    for name, model in found.get("models", {}).items():
+        if "plain_ms" not in model:
+            body.append([name, "", "", model["state"], model.get("message", "")])
+            continue
+        values = [f"{model[key]:.2f}" for key in ("norms", "clipped sum")]
+        body.append([name, f"{model['parameters']:,}", f"{model['plain_ms']:.2f} ms", *values])
+    head = ["model", "parameters", "plain", "norms", "clipped sum"]
+    return table(head, body) if found else ""
+
+
+def budgets(found: dict[str, Any]) -> str:
+    """The clipped sum by budget: time, and peak memory behind it."""
+    body = []
+    for name, model in found.items():
+        cells = [f"{c['time']:.2f} ({c['memory']:.2f})" for c in model["budgets"].values()]
+        plain = f"{model['plain_ms']:.0f} ms, {model['plain_bytes'] >> 20} MiB"
+        body.append([name, plain, *cells])
+    heads = list(next(iter(found.values()))["budgets"]) if found else []
+    return table(["model", "plain", *heads], body) if found else ""
+
+
+def processes(found: dict[str, Any]) -> str:
+    """Clipped sums under DDP against plain DDP, by the number of processes."""
+    body = []
+    for name, worlds in found.items():
+        for world, cell in worlds.items():
+            speed = f"{cell['samples per second']:.0f}"
+            ratios = [
+                f"{cell[key]:.2f}"
+                for key in ("clipped sum, then reduced", "clipped sum, overlapped")
+            ]
+            body.append([name, world, f"{cell['plain_ms']:.0f} ms", speed, *ratios])
+    head = ["model", "processes", "plain DDP", "samples per second", "clipped sum, then reduced"]
+    return table([*head, "overlapped"], body) if found else ""

@@ -9,14 +9,14 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .results import load
+from ..measure.results import load
 from .rows import NAMES, answer, state
 from .tables import MAIN, ordered
 
 QUESTIONS = ("grads", "norms", "clipped sum")
 COLOURS = (
     "#1b6ca8", "#7fb3d9", "#0b3d61", "#d1495b", "#edae49", "#b98a2f", "#8d8d8d", "#66a182",
-    "#2e6b4f", "#9b5de5",
+    "#2e6b4f", "#9b5de5", "#f28482", "#3d405b",
 )  # fmt: skip
 STYLE = {"svg.hashsalt": "persample", "svg.fonttype": "none", "font.size": 9}
 
