@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from . import testing
 from .api import record
 from .errors import (
+    ExtractedNumberWarning,
     MissedUseError,
     MixedSamplesError,
     NonFiniteWarning,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Ahead",
+    "ExtractedNumberWarning",
     "MissedUseError",
     "MixedSamplesError",
     "NonFiniteWarning",

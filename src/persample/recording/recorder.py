@@ -57,7 +57,7 @@ class Mode(TorchFunctionMode):
             found = self.intercept(operator, func, args, kwargs or {})
             if found is not NotImplemented:
                 return found
-        if operator.takes and self._context.backward.busy:
+        if operator.takes:
             self._numbers.note(operator.name, args)
         if operator.ignore:
             return func(*args, **(kwargs or {}))

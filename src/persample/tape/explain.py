@@ -11,6 +11,7 @@ from ..backward.contribution import Contribution
 from ..errors import describe
 from ..forms import within
 from ..forms.measure import Measure, measured
+from ..guards.extracted_numbers import ExtractedNumbers
 from ..inputs.inputs import Inputs, Seen
 from ..uses.context import Context
 from ..uses.use import Operand, Use
@@ -46,6 +47,7 @@ class Explanation:
     slow: tuple[str, ...]
     ambiguous: tuple[str, ...]
     kept_bytes: int = 0
+    numbers: tuple[str, ...] = ()
 
     @property
     def bytes_per_sample(self) -> float:
@@ -85,6 +87,7 @@ class Explanation:
             ("no gradient reached", self.without_gradient),
             ("slow", self.slow),
             ("ambiguous at other sizes", self.ambiguous),
+            ("numbers taken out of tensors of several samples", self.numbers),
         ):
             if items:
                 lines.append(f"{title}:")
@@ -105,8 +108,11 @@ def readable(count: float) -> str:
 class Explainer:
     """Collects the rows of an explanation."""
 
-    def __init__(self, context: Context, inputs: Inputs, collector: Collector) -> None:
+    def __init__(
+        self, context: Context, inputs: Inputs, collector: Collector, numbers: ExtractedNumbers
+    ) -> None:
         self._context, self._inputs, self._collector = context, inputs, collector
+        self._numbers = numbers
 
     def explain(self, forms: ParameterForms | None) -> Explanation:
         """Every use of every parameter; ``forms`` are those that were kept."""
@@ -136,6 +142,7 @@ class Explainer:
             slow=tuple(slow),
             ambiguous=tuple(line for line in lines if line),
             kept_bytes=0 if forms is None else _kept(forms.contributions),
+            numbers=tuple(self._numbers.listed()),
         )
 
     def _told(self, forms: ParameterForms | None) -> Iterator[Told]:
