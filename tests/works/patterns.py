@@ -485,7 +485,7 @@ def looked_at(h: Tensor) -> Tensor:
         raise ValueError("not finite")
     return (
         torch.stack([row / row.norm().item() for row in h.detach()])
-        * h[:, : int(h.abs().max()) + 9]
+        * h[:, : int(h.detach().abs().max()) + 9]
     )
 
 
