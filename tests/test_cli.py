@@ -47,6 +47,7 @@ from .inspected import blobs, losses, net
         (["inspect", "tests.inspected:ones"], 1, "Not verified", ""),
         (["inspect", "tests.inspected:data_set"], 2, "", "got a data set (TensorDataset)"),
         (["inspect", "tests.inspected:samples"], 1, "", "which holds no tensors"),
+        (["inspect", "tests.inspected:pairs"], 1, "", "which looks like a single sample"),
         (["inspect", "tests.inspected:shuffled"], 1, "", "cannot be paired"),
         (["inspect", "tests.inspected:mapped"], 0, "Verified", ""),
         (["verify", "tests.inspected:mapped"], 0, "passed", ""),
