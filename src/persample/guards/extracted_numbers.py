@@ -130,8 +130,11 @@ class ExtractedNumbers:
 
     def before(self, losses: Tensor) -> Reason | None:
         """A real number that was taken before the losses were computed, if there is one."""
-        node = losses.grad_fn
-        if not self._taken or node is None:
+        if not self._taken:
+            return None
+        with torch._C.DisableTorchFunction():
+            node = losses.grad_fn
+        if node is None:
             return None
         last = node._sequence_nr()  # the newest node of their graph
         return next((t.reason for t in self._taken.values() if t.real and t.at <= last), None)
