@@ -255,6 +255,12 @@ def both() -> Outcome:
     return Outcome(float("inf"))
 
 
+@CASES.right("torch.vmap over samples, with parameters inside")
+def mapped() -> Outcome:
+    model = nn.Sequential(nn.Linear(5, 5), Fn(lambda s, h: torch.vmap(s.m)(h), m=net())).double()
+    return alone(model)
+
+
 @CASES.right("a teacher by torch.func.functional_call, without gradients")
 def taught() -> Outcome:
     model = net()
