@@ -200,7 +200,7 @@ def ragged_top() -> Subject:
     return subject(model, *batch, pick=lambda rows: _joined(graphs, rows), options=_options)
 
 
-@cause("torch.vmap inside forward", NEEDLESS, "loop", loop)
+@cause("torch.vmap inside forward")
 def mapped() -> Subject:
     def f(s: Any, x: Tensor) -> Tensor:
         return torch.vmap(lambda row: torch.tanh(s.a(row)))(x)
