@@ -25,15 +25,9 @@ def packed(s: Any, groups: Groups) -> Tensor:
     return torch.stack([s.a(image.mean((1, 2))) for group in groups for image in group])
 
 
-def images(*counts: int, size: int = 0) -> Groups:
+def images(*counts: int) -> Groups:
     torch.manual_seed(0)
-    made, k = [], 0
-    for count in counts:
-        made.append(
-            [torch.randn(2, 3 + (k + j) % 3 * (not size), 4).double() for j in range(count)]
-        )
-        k += count
-    return made
+    return [[torch.randn(2, 3 + j, 4).double() for j in range(count)] for count in counts]
 
 
 def rows(model: nn.Module, alone: list[Groups]) -> list[Tensor]:
@@ -82,7 +76,12 @@ def test_samples_that_interact_are_refused() -> None:
         tape.backward(model(images(2, 1, 3)).square().sum(1))
 
 
-def test_a_wrong_number_is_refused() -> None:
-    model = Fn(packed, a=nn.Linear(2, 3)).double()
-    with pytest.raises(persample.PersampleError), persample.record(model) as tape:
-        tape.backward(model(images(2, 1, 3)).square().sum(1))  # three lists, six losses
+@pytest.mark.parametrize("scalar", [False, True])
+def test_losses_must_decide(scalar: bool) -> None:
+    """Three lists, six losses: the fix that is offered helps."""
+    model, groups = Fn(packed, a=nn.Linear(2, 3)).double(), images(2, 1, 3)
+    with pytest.raises(persample.UsageError) as caught, persample.record(model) as tape:
+        losses = model(groups).square().sum(1)
+        tape.backward(losses.mean() if scalar else losses)
+    assert "n=6" in caught.value.fix
+    check(packed, groups, [[[image]] for group in groups for image in group], n=6)
