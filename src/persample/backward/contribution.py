@@ -51,6 +51,8 @@ class Contribution:
     def relies(self, by_hand: Collection[Any]) -> bool:
         """Whether an answer is computed from values of parameters when it is asked for."""
         operand = self.operand
+        if not self.form.n:  # zeros, whatever they are
+            return False
         if self.firing is not None:
             return True
         if self.form.__class__ in _LATE and _replays(self.form):

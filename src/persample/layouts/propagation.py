@@ -83,8 +83,10 @@ def _of_one(out: Any, sample: int) -> Result | list[Result]:
 
 def reason(operator: Operator, call: Call, mixing: Mixing) -> Reason:
     """Where and why the samples were lost."""
-    shapes = tuple(tuple(t.shape) for t in call.tensors())
-    return Reason(operator.name, mixing.why, shapes, here(), mixing.fix)
+    tensors = call.tensors()
+    shapes = tuple(tuple(t.shape) for t in tensors)
+    real = any(t.is_floating_point() or t.is_complex() for t in tensors)
+    return Reason(operator.name, mixing.why, shapes, here(), mixing.fix, real)
 
 
 def _apply(operator: Operator, call: Call) -> Result | list[Result]:

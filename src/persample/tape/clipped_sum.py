@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..distributed import Reduction
-from ..errors import NonFiniteWarning
+from ..errors import ExtractedNumberWarning, NonFiniteWarning
 from ..forms import Stacked, sums
 from .clipping import Grouped, Rule, coefficients
 from .question import Question
@@ -30,6 +30,7 @@ def clipped_sum(
     A ``reduction`` takes each sum to the other processes while the next one is computed.
     """
     question.expect_losses("clipped_sum")
+    _warn_of_numbers(question)
     groups = rule.split(names) if isinstance(rule, Grouped) else [tuple(names)]
     within = rule.within if isinstance(rule, Grouped) else rule
     source = question.source
@@ -95,6 +96,19 @@ def nonfinite(question: Question, names: Sequence[str]) -> Tensor:
     with source.clipping_forms(names, separate=False) as forms:
         whole = _certain(question, source.sq_bounds(names, forms), names)
     return (~torch.isfinite(whole)).nonzero().flatten()
+
+
+def _warn_of_numbers(question: Question) -> None:
+    """Warn if a number of several samples may be in the losses: then no bound would hold."""
+    taken = question.extracted
+    if taken is not None:
+        warnings.warn(
+            f"a number of several samples was taken out of torch before the losses: {taken.where()}"
+            "; if they depend on it, one sample changes the gradients of others, and no bound "
+            f"holds; fix: {taken.fix}; tape.explain() lists all",
+            ExtractedNumberWarning,
+            stacklevel=4,
+        )
 
 
 def _certain(question: Question, bounds: Grads, names: Iterable[str]) -> Tensor:

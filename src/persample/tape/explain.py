@@ -10,6 +10,7 @@ from ..backward.consumers.lean import Lean, Told
 from ..errors import describe
 from ..forms import within
 from ..forms.measure import Measure, measure_form
+from ..guards.extracted_numbers import ExtractedNumbers
 from ..inputs.inputs import Inputs, Seen
 from ..uses.context import Context
 from ..uses.use import Operand, Use
@@ -46,6 +47,7 @@ class Explanation:
     slow: tuple[str, ...]
     ambiguous: tuple[str, ...]
     kept_bytes: int = 0
+    numbers: tuple[str, ...] = ()
 
     @property
     def bytes_per_sample(self) -> float:
@@ -88,6 +90,7 @@ class Explanation:
             ("no gradient reached", self.without_gradient),
             ("slow", self.slow),
             ("ambiguous at other sizes", self.ambiguous),
+            ("numbers taken out of tensors of several samples", self.numbers),
         ):
             if items:
                 lines.append(f"{title}:")
@@ -108,8 +111,11 @@ def readable(count: float) -> str:
 class Explainer:
     """Collects the rows of an explanation."""
 
-    def __init__(self, context: Context, inputs: Inputs, collector: Collector) -> None:
+    def __init__(
+        self, context: Context, inputs: Inputs, collector: Collector, numbers: ExtractedNumbers
+    ) -> None:
         self._context, self._inputs, self._collector = context, inputs, collector
+        self._numbers = numbers
 
     def explain(self, forms: ParameterForms | None) -> Explanation:
         """Every use of every parameter; ``forms`` are those that were kept."""
@@ -139,6 +145,7 @@ class Explainer:
             slow=tuple(slow),
             ambiguous=tuple(line for line in lines if line),
             kept_bytes=0 if forms is None else forms.held(),
+            numbers=tuple(self._numbers.listed()),
         )
 
     def _measured_uses(self, forms: ParameterForms | None) -> Iterator[Told]:

@@ -58,7 +58,7 @@ class Tape:
             source = self._forms = ParameterForms(context, collector, recording.guards)
         self._question = Question(context, source)
         self._positions = Positions(context, collector)
-        self._explainer = Explainer(context, recording.inputs, collector)
+        self._explainer = Explainer(context, recording.inputs, collector, recording.guards.numbers)
         self._warned = False
         weakref.finalize(self, _release, weakref.ref(recording))
 
@@ -243,6 +243,7 @@ class Tape:
         negative or NaN max_norm     UsageError
         mean or summed loss          UsageError: its rows are not gradients of losses
         coupled normaliser           MixedSamplesError with the line that divides
+        ``.item()`` before the loss  :class:`persample.ExtractedNumberWarning` with the line
         ===========================  =====================================================
         """
         return self._clipped_sum(max_norm, rule, params)
