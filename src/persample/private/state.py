@@ -51,7 +51,7 @@ def gather(training: Training) -> dict[str, Any]:
         "model": snapshot(bare(training.model).state_dict()),
         "optimizer": snapshot(training.optimizer.state_dict()),
         "scheduler": None if scheduler is None else snapshot(scheduler.state_dict()),
-        "generators": _generators(),
+        "generators": generators(),
     }
 
 
@@ -171,7 +171,8 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _generators() -> dict[str, Any]:
+def generators() -> dict[str, Any]:
+    """The states of torch's global generators."""
     found: dict[str, Any] = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         found["cuda"] = torch.cuda.get_rng_state_all()
