@@ -495,3 +495,20 @@ def test_options_reach_the_recording() -> None:
     expected = finish(training())
     for p, q in zip(finish(training(options={"lean": True})), expected, strict=True):
         torch.testing.assert_close(p, q, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_a_parameter_frozen_or_unfrozen_between_batch_and_step_stays(trained: bool) -> None:
+    model = net()
+    model[0].requires_grad_(not trained)
+    before = parameters(model)[0]
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    made = private.Training(model, optimizer, data(), planned(), losses, verify=False)
+    for parts in made.batches():
+        for batch in parts:
+            record(made, batch)
+        model[0].requires_grad_(trained)
+        made.step()
+        break
+    assert torch.equal(parameters(model)[0], before)  # no gradient, and no noise, of that step
+    assert made.steps == 1

@@ -119,7 +119,7 @@ class Training:
             self.processes.share(_secret(sample_generator, "sample_generator")),
             self.processes.share(_secret(noise_generator, "noise_generator")),
         )
-        self.optimizer_configuration = state.configuration(optimizer, model)
+        self.optimizer_configuration = state.configuration(optimizer, model, scheduler)
         self._batch: Batch | None = None
         self._generators: dict[str, Any] = {}
         self._expect_agreement()
