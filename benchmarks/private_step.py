@@ -12,7 +12,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable
@@ -30,7 +34,7 @@ from .libraries import opacus_twin
 from .memory import forked, peak, prepare
 from .models import MODELS
 from .process import limit, message
-from .results import RESULTS, environment
+from .results import RESULTS, ROOT, WARM, environment
 from .timing import Cell, rounds_of, summary
 
 GOALS = {"lora": 1.10, "gpt": 1.25, "resnet18": 1.20, "bert": 1.30, "lstm": 2.0}
@@ -167,27 +171,45 @@ def sized(name: str) -> dict[str, Any]:
     return found
 
 
-def main() -> None:
-    """Measure the models one after the other; what is there of others stays."""
-    warnings.simplefilter("ignore")
+def in_warm_heap(name: str, rounds: int) -> dict[str, Any]:
+    """Times in a process of its own, where freed memory is kept."""
+    with tempfile.TemporaryDirectory() as directory:
+        result = Path(directory) / "times.json"
+        command = [sys.executable, "-m", "benchmarks.private_step", name, "--times", str(result)]
+        command += ["--rounds", str(rounds)]
+        subprocess.run(command, env={**os.environ, **WARM}, cwd=ROOT, check=True)
+        found: dict[str, Any] = json.loads(result.read_text())
+    return found
+
+
+def parsed() -> argparse.Namespace:
+    """Command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.private_step", description=__doc__)
     parser.add_argument("models", nargs="*", default=list(GOALS))
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--out", type=Path, default=RESULTS / "private_step.json")
-    given = parser.parse_args()
+    parser.add_argument("--times", type=Path, help="measure the times of one model in this process")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure the models one after the other; what is there of others stays."""
+    warnings.simplefilter("ignore")
+    given = parsed()
     torch.set_num_threads(1)
     limit()
+    if given.times is not None:
+        given.times.write_text(json.dumps(timed(given.models[0], given.rounds)))
+        return
     prepare()
     result = json.loads(given.out.read_text()) if given.out.exists() else {"models": {}}
-    result["environment"] = environment()
+    result["environment"] = environment(1, "warm")
     for name in given.models:
-        sizes = sized(name)  # first: it forks, and a pool of threads would not survive that
-        found = timed(name, given.rounds)
+        found, sizes = in_warm_heap(name, given.rounds), sized(name)
         for library, cell in sizes.items():
             if library != "plain":
-                found["peers"][library] |= {
-                    key: cell[key] for key in ("ratio", "state", "message") if key in cell
-                }
+                kept = {key: cell[key] for key in ("ratio", "state", "message") if key in cell}
+                found["peers"][library] |= kept
         result["models"][name] = found | {"plain_bytes": sizes["plain"].get("bytes")}
         given.out.write_text(json.dumps(result, indent=1) + "\n")
         for library, cell in found["peers"].items():
