@@ -95,7 +95,9 @@ class Remembering(nn.Module):
 
 def test_memory_between_batches_is_found() -> None:
     def found(model: type[nn.Module], *size: int) -> Any:
-        return private.replay(lambda given: training(model(*size), given), data(), remove=3, steps=2)
+        return private.replay(
+            lambda given: training(model(*size), given), data(), remove=3, steps=2
+        )
 
     assert found(nn.Linear, 5, 3).ok
     assert not found(Remembering).ok
