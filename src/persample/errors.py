@@ -30,7 +30,7 @@ class PersampleError(RuntimeError):
 
 
 class MixedSamplesError(PersampleError):
-    """Samples meet each other, or nothing proves that they do not."""
+    """Samples interact, or nothing proves that they do not."""
 
 
 class MissedUseError(PersampleError):
@@ -69,6 +69,10 @@ def unheard() -> None:
 
 class NonFiniteWarning(UserWarning):
     """Some samples have gradients that are not finite; clipped sums leave them out."""
+
+
+class ExtractedNumberWarning(UserWarning):
+    """A number of several samples was taken out of torch before the losses: may be in them."""
 
 
 Place = tuple[CodeType, int]  # and the offset of an instruction: its line is looked up if need be
@@ -134,13 +138,17 @@ def describe(place: Place | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a tensor has no proven place for its samples; becomes an error only if it matters."""
+    """Why a tensor has no proven place for its samples; becomes an error only if it matters.
+
+    ``real``: real values met, not integers or truth values alone.
+    """
 
     operator: str
     why: str
     shapes: tuple[tuple[int, ...], ...] = ()
     place: Place | None = None
     fix: str = ""
+    real: bool = False
 
     def where(self) -> str:
         """Operator, shapes and the caller's line."""
@@ -151,12 +159,12 @@ class Reason:
         return f"{text}, {line}" if line else text
 
     def error(self, what: str, *, fix: str = LOOP) -> MixedSamplesError:
-        """The error for a caller who needs the samples apart; ``fix`` if none is known here."""
+        """The error for a caller who needs separate samples; ``fix`` if none is known here."""
         return MixedSamplesError(what, where=self.where(), why=self.why, fix=self.fix or fix)
 
 
 class Mixing(Exception):
-    """Raised inside a layout rule: this call does not keep samples apart (or no proof is known)."""
+    """Raised inside a layout rule: this call mixes samples, or nothing proves that it does not."""
 
     def __init__(self, why: str, fix: str = "") -> None:
         self.why, self.fix = why, fix

@@ -12,7 +12,7 @@ from ..autograd_graph import expect_unconverted, leaves_of
 from ..errors import PersampleError, StaleError, UsageError
 from ..forms import Form
 from ..guards.guards import Guards
-from ..guards.messages import exchanged
+from ..guards.messages import slot_exchanged
 from ..inputs.inputs import Inputs
 from ..layouts.layout import Layout
 from ..layouts.unowned_rows import in_order
@@ -80,6 +80,7 @@ class Passes:
             self._remember()
             backward.scalar = backward.scalar or scalar
             backward.coupled = backward.coupled or coupled
+            backward.extracted = backward.extracted or self._guards.numbers.before(losses)
             if not looped:
                 trouble = self._one_by_one.disagreement(losses, reference)
                 if trouble is None:
@@ -109,7 +110,7 @@ class Passes:
             for leaf in leaves_of(node):
                 name = parameters.stand(leaf)
                 if name is not None:
-                    raise exchanged(None, name)
+                    raise slot_exchanged(None, name)
         self._inputs.guess.expect_agreement(losses, self._context.n)
 
     def _expect_possible(self) -> None:
@@ -133,6 +134,7 @@ class Passes:
         batches = 0 if known is None else known.batches
         self._context.batches.expect_joined(first=not backward.count, batches=batches)
         sums = self._one_by_one.run(losses, retain_graph=retain_graph)
+        backward.extracted = backward.extracted or self._guards.numbers.before(losses)
         backward.count += 1
         if self._context.options.grad:
             self._ordinary.write(sums)
@@ -181,7 +183,7 @@ class Passes:
             with torch._C.DisableTorchFunction(), torch.no_grad(), uncast():
                 lean.finish()
             drawn = random is not None and not user_code.exposed and random.changed()
-            self._guards.comparison.finish(restless=drawn)
+            self._guards.comparison.finish(random=drawn)
             with torch._C.DisableTorchFunction():
                 # an edge of the graph: the caller may write to the losses, or detach them
                 root = (get_gradient_edge(losses), losses.device, seed, factor) if keep else None

@@ -9,16 +9,17 @@ from .form import Form
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A form in numbers; ``norms`` is the way in which its parameter's norms are taken."""
+    """A form in numbers; ``norms`` and ``rows`` are how they are computed."""
 
     form: str
     norms: str
     work: int
     kept_bytes: int
     dense_bytes: int
+    rows: str = ""
 
 
-def measured(form: Form, whole: Form, *, kept: bool = True) -> Measure:
+def measure_form(form: Form, whole: Form, *, kept: bool = True) -> Measure:
     """The numbers of one use's form; ``whole`` is its parameter's form of all uses."""
     return Measure(
         form=type(form).__name__,
@@ -26,4 +27,5 @@ def measured(form: Form, whole: Form, *, kept: bool = True) -> Measure:
         work=form.work(),
         kept_bytes=form.nbytes() if kept else 0,
         dense_bytes=form.n * form.size * form.dtype.itemsize,
+        rows=form.rows_by(),
     )

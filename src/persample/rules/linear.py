@@ -8,7 +8,7 @@ from torch import Tensor
 from ..forms import Dense, Form, Outer, wide
 from ..layouts.layout import Layout
 from ..uses.use import Firing, Operand, Use
-from .broadcast import reduced
+from .broadcast import unbroadcast_rows
 from .by_sample import Unsuited, factor
 from .contraction import contraction
 from .table import Forms, rule
@@ -51,26 +51,32 @@ def _shift(left: Tensor) -> Dense:
 @rule("linear")
 def linear(use: Use, firing: Firing, n: int) -> Forms:
     """X (…, i), weight (o, i), bias (o)."""
-    x, weight, bias = use.bind(firing, "input", "weight", "bias")
-    grad, layout = firing.grads[0], use.out_layouts[0]
-    if grad is None or weight.dim() != 2:
+    grad, layout, kind = firing.grads[0], use.tapped.layouts[0], use.kind
+    if kind.data == [0] and kind.template.simple:  # the usual call: by position
+        x, bias = firing.saved[0], 2
+    else:
+        x, weight, shift = use.bind(firing, "input", "weight", "bias")
+        if weight.dim() != 2 or any(operand.value is x for operand in use.operands):
+            raise Unsuited
+        bias = next((o.position for o in use.operands if o.value is shift), -1)
+    if grad is None:
         raise Unsuited
     left = factor(grad, layout, n)
     found: Forms = []
     for operand in use.operands:
-        if operand.value is x:
-            raise Unsuited
-        if operand.value is bias:
+        if operand.position == bias:
             found.append(_shift(left))
+        elif operand.value.dim() != 2:
+            raise Unsuited
         else:
             right = factor(x.conj() if x.is_complex() else x, layout, n)
-            found.append(Outer(left, right, weight.shape))
+            found.append(Outer(left, right, operand.value.shape))
     return found
 
 
 @rule("bilinear")
 def bilinear(use: Use, firing: Firing, n: int) -> Forms:
-    """X (…, i), y (…, j), weight (o, i, j), bias (o): products of x and y meet the gradient."""
+    """X (…, i), y (…, j), weight (o, i, j), bias (o): products of x and y, times the gradient."""
     x, y, weight, bias = use.bind(firing, "input1", "input2", "weight", "bias")
     grad, layout = firing.grads[0], use.out_layouts[0]
     if grad is None or grad.is_complex():
@@ -120,7 +126,7 @@ def addmm(use: Use, firing: Firing, n: int) -> Forms:
             if plain and base.shape == grad.shape[-1:]:  # a bias of every row
                 found.append(_shift(factor(seed, layout, n)))
             else:
-                found.append(Dense(reduced(seed, layout, operand, n)))
+                found.append(Dense(unbroadcast_rows(seed, layout, operand, n)))
         else:
             scaled = grad * alpha if alpha != 1 else grad
             found.append(_product(a, b, operand, scaled, layout, n))

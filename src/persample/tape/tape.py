@@ -1,15 +1,17 @@
-"""The tape: all uses of all parameters in one pass, and every question."""
+"""The tape: all uses of all parameters in one pass, and every query."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..backward.consumers.lean import Lean
+from ..distributed import Reduction
 from ..errors import UsageError
 from ..forms import Form, real
 from ..forms.sums import NoiseScale
@@ -38,9 +40,9 @@ from .source import Grads, Source
 
 
 class Tape:
-    """What :func:`persample.record` yields. Ask it after :meth:`backward`.
+    """What :func:`persample.record` yields. Query it after :meth:`backward`.
 
-    Every question takes ``params=``: a name, names, or a predicate on names.
+    Every query takes ``params=``: a name, names, or a predicate on names.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -56,7 +58,7 @@ class Tape:
             source = self._forms = ParameterForms(context, collector, recording.guards)
         self._question = Question(context, source)
         self._positions = Positions(context, collector)
-        self._explainer = Explainer(context, recording.inputs, collector)
+        self._explainer = Explainer(context, recording.inputs, collector, recording.guards.numbers)
         self._warned = False
         weakref.finalize(self, _release, weakref.ref(recording))
 
@@ -64,7 +66,7 @@ class Tape:
         raise UsageError(
             "a tape can be neither copied nor pickled",
             why="it refers to the model and to the graph of one pass",
-            fix="copy or store what was asked of it",
+            fix="copy or store its answers",
         )
 
     def __repr__(self) -> str:
@@ -85,7 +87,7 @@ class Tape:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The recorded parameters, in the order of ``named_parameters()``."""
+        """The names of the recorded parameters, in the order of ``named_parameters()``."""
         return tuple(self._open().selected)
 
     def _open(self) -> Question:
@@ -94,15 +96,18 @@ class Tape:
             raise UsageError("the tape is closed", fix="ask before tape.close()")
         return self._question
 
+    def _answering(self) -> AbstractContextManager[Question]:
+        return self._open().answering()
+
     # ------------------------------------------------------------------ recording
 
     def mark(self, tensor: Tensor, *, dim: int = 0, ids: Tensor | None = None) -> Tensor:
         """Say where the samples are in a tensor that the model does not receive as input.
 
         Args:
-            tensor: Data, before parameters meet it.
+            tensor: Data, before it is used with parameters.
             dim: The axis of the samples.
-            ids: A sample for each index of that axis, where they are not in order; -1 for none.
+            ids: The sample of each index of that axis, if they are not in order; -1 for none.
 
         Returns:
             The tensor.
@@ -123,7 +128,7 @@ class Tape:
             retain_graph: Keep the graph for another backward pass.
 
         Raises:
-            MixedSamplesError: Samples meet before the loss, or nothing proves that they do not.
+            MixedSamplesError: Samples interact before the loss, or nothing proves that they do not.
             MissedUseError: A parameter was used where the recorder could not see it.
         """
         self._open()
@@ -135,7 +140,7 @@ class Tape:
         return self._explainer.explain(self._forms)
 
     def close(self) -> None:
-        """Release everything the tape holds. Questions raise afterwards."""
+        """Release everything the tape holds. Queries raise afterwards."""
         if self._recording is not None:
             self._recording.release()
         self._recording = None
@@ -145,13 +150,14 @@ class Tape:
     def grads(self, *, params: Params = None, out: Grads | None = None) -> Grads:
         """Every sample's own gradient: ``{name: (n, *shape)}``.
 
-        Row i of each tensor belongs to sample i: the gradient of its loss (the sum of its losses,
-        if it has several). Rows are fresh, contiguous tensors of the
-        parameter's dtype and device; a parameter that had no influence has zeros. ``out`` takes
-        the dictionary of an earlier step and writes into its tensors instead; an embedding's buffer
-        is then cleared only where the earlier step wrote, unless it was written to since. What
-        NumPy, ``.data`` or DLPack write is found where it is all over the buffer; if they write new
-        values to a few of its elements, call ``zero_()`` before.
+        Row i of each tensor is the gradient of sample i's loss (of the sum of its losses, if it has
+        several). Rows are new, contiguous tensors of the parameter's dtype and device; a parameter
+        without influence has zeros.
+
+        ``out`` takes the dictionary of an earlier step and writes into its tensors instead. An
+        embedding's buffer is then cleared only where the earlier step wrote, unless it was written
+        to since. Writes by NumPy, ``.data`` or DLPack are noticed if they cover the buffer; if they
+        change only a few elements, call ``zero_()`` first.
 
         >>> import torch, persample
         >>> model = torch.nn.Linear(3, 2)
@@ -160,8 +166,7 @@ class Tape:
         >>> {name: tuple(g.shape) for name, g in tape.grads().items()}
         {'weight': (4, 2, 3), 'bias': (4, 2)}
         """
-        question = self._open()
-        with question.asking():
+        with self._answering() as question:
             names, selected = question.names(params), question.selected
             buffers: dict[str, Tensor | None] = dict.fromkeys(names)
             if out is not None:
@@ -170,7 +175,7 @@ class Tape:
 
             def visit(name: str, form: Form | None) -> None:
                 shape = (self.n, *selected[name].shape)
-                found[name] = _written(form, shape, selected[name], buffers[name])
+                found[name] = _write_rows(form, shape, selected[name], buffers[name])
 
             ahead = question.source.found_grads(names)
             if ahead is None:
@@ -188,19 +193,17 @@ class Tape:
     def norms(self, *, params: Params = None) -> Tensor:
         """‖gᵢ‖ over all parameters: (n,). Never materialised.
 
-        Where products of positions cancel so far that digits would be lost, they are taken again
-        from rows. Clipping does not rely on them: it uses certified bounds.
+        If products of positions cancel so far that digits would be lost, norms are computed again
+        from rows. Clipping uses certified bounds instead.
         """
-        question = self._open()
-        with question.asking():
+        with self._answering() as question:
             return question.sq_norms(question.names(params)).sqrt_()
 
     def parameter_norms(self, *, params: Params = None) -> Grads:
         """‖gᵢ‖ of each parameter: ``{name: (n,)}``."""
-        question = self._open()
-        with question.asking():
+        with self._answering() as question:
             names = question.names(params)
-            found = question.source.sq_norms(names, apart=True)
+            found = question.source.sq_norms(names, separate=True)
             return {
                 name: found[name].sqrt() if name in found else self._zero_norms(name)
                 for name in names
@@ -208,12 +211,11 @@ class Tape:
 
     def weighted_sum(self, c: Tensor, *, params: Params = None) -> Grads:
         """Σᵢ cᵢ gᵢ for any coefficients c (n,): ``{name: shape}``."""
-        question = self._open()
-        with question.asking():
+        with self._answering() as question:
             names = question.names(params)
             expect_coefficients(c, self.n)
             weights = c.detach().to(question.device)
-            return question.summed(names, dict.fromkeys(names, weights), last=True)
+            return question.weighted_sum(names, dict.fromkeys(names, weights), last=True)
 
     def clipped_sum(self, max_norm: float, *, rule: Rule = flat, params: Params = None) -> Grads:
         """Σᵢ cᵢ gᵢ with ‖cᵢ gᵢ‖ ≤ max_norm for every sample: DP-SGD's gradient, one backward.
@@ -241,10 +243,15 @@ class Tape:
         negative or NaN max_norm     UsageError
         mean or summed loss          UsageError: its rows are not gradients of losses
         coupled normaliser           MixedSamplesError with the line that divides
+        ``.item()`` before the loss  :class:`persample.ExtractedNumberWarning` with the line
         ===========================  =====================================================
         """
-        question = self._open()
-        with question.asking():
+        return self._clipped_sum(max_norm, rule, params)
+
+    def _clipped_sum(
+        self, max_norm: float, rule: Rule, params: Params, reduction: Reduction | None = None
+    ) -> Grads:
+        with self._answering() as question:
             bound = number(max_norm, "max_norm")
             if not 0 <= bound < float("inf"):
                 raise UsageError(
@@ -252,7 +259,9 @@ class Tape:
                     fix="clipped_sum(1.0) lets no sample contribute more than norm 1",
                 )
             names, warn = question.names(params), not self._warned
-            found, left_out = clipped_sum(question, bound, rule, names, warn=warn)
+            found, left_out = clipped_sum(
+                question, bound, rule, names, warn=warn, reduction=reduction
+            )
             self._warned = self._warned or left_out
             return found
 
@@ -261,22 +270,20 @@ class Tape:
 
         They are those that contribute nothing to :meth:`clipped_sum`.
         """
-        question = self._open()
-        with question.asking():
+        with self._answering() as question:
             return nonfinite(question, question.names(params))
 
     # ------------------------------------------------------------------ inner products
 
     def gram(self, *, params: Params = None) -> Tensor:
         """⟨gᵢ, gⱼ⟩ for every pair of samples: (n, n)."""
-        question = self._open()
-        with question.asking():
+        with self._answering() as question:
             return inner_products.gram(question, question.names(params))
 
     def cosine(self, *, params: Params = None) -> Tensor:
         """⟨gᵢ, gⱼ⟩ / ‖gᵢ‖‖gⱼ‖: (n, n); zero where a gradient is zero."""
         products = self.gram(params=params)
-        with self._question.asking():
+        with self._answering():
             return inner_products.cosine(products)
 
     def cross(self, other: Tape, *, params: Params = None) -> Tensor:
@@ -284,8 +291,7 @@ class Tape:
 
         Over the parameters that both tapes recorded. One of the two may be lean.
         """
-        question = self._open()
-        with question.asking():
+        with self._answering() as question:
             if not isinstance(other, Tape):
                 raise UsageError(
                     f"cross takes another tape, got {shown(other)}",
@@ -297,7 +303,7 @@ class Tape:
         """⟨gᵢ, V⟩ for a direction ``{name: shape}``: (n,).
 
         For m directions at once, ``{name: (m, *shape)}``: (n, m). With ``params=`` the direction
-        may hold other names, too.
+        may also hold other names.
 
         >>> import torch, persample
         >>> model = torch.nn.Linear(3, 2)
@@ -307,8 +313,7 @@ class Tape:
         >>> tape.dots(along).shape
         torch.Size([4, 5])
         """
-        question = self._open()
-        with question.asking():
+        with self._answering() as question:
             names, chosen = question.names(params), params is not None
             expect_direction(direction, names, question.selected, chosen=chosen, several=True)
             return inner_products.dots(question, direction, names)
@@ -329,8 +334,7 @@ class Tape:
         ``scale``: a real tensor for each parameter, ``{name: shape}``, that its gradients are
         multiplied by first (the second moments of Adam, a diagonal Fisher matrix).
         """
-        question = self._open()
-        with question.asking():
+        with self._answering() as question:
             wanted, names = expect_projection(dim, seed), question.names(params)
             if scale is not None:
                 expect_direction(scale, names, question.selected, chosen=params is not None)
@@ -358,8 +362,7 @@ class Tape:
         >>> tape.positions().shape
         torch.Size([4, 6])
         """
-        question = self._open()
-        with question.asking():
+        with self._answering() as question:
             names = question.names(params)
             if direction is not None:
                 chosen = params is not None
@@ -375,14 +378,12 @@ class Tape:
 
     def second_moment(self, *, params: Params = None) -> Grads:
         """meanᵢ gᵢ², element by element: ``{name: shape}``."""
-        question = self._open()
-        with question.asking():
+        with self._answering() as question:
             return moments.second_moment(question, question.names(params))
 
     def variance(self, *, params: Params = None) -> Grads:
         """The unbiased variance over samples, element by element: ``{name: shape}``."""
-        question = self._open()
-        with question.asking():
+        with self._answering() as question:
             return moments.variance(question, question.names(params))
 
     def noise_scale(self, *, params: Params = None) -> NoiseScale:
@@ -390,8 +391,7 @@ class Tape:
 
         With m = meanᵢ‖gᵢ‖² and N = ‖meanᵢ gᵢ‖²: tr Σ = n(m − N)/(n − 1), |G|² = N − tr Σ / n.
         """
-        question = self._open()
-        with question.asking():
+        with self._answering() as question:
             return moments.noise_scale(question, question.names(params))
 
     # ------------------------------------------------------------------ optimizers
@@ -402,31 +402,60 @@ class Tape:
         The tensors are taken over, not copied, as in ``parameter.grad = tensor``: what changes
         ``.grad`` in place later changes them. Adding writes to neither.
 
-        Where the model is spread over processes (DDP, ``fully_shard``), every process must call it,
-        and what is written is the sum over processes, not their mean.
+        If the model is distributed (DDP, ``fully_shard``), every process must call it, and what is
+        written is the sum over processes, not their mean.
         """
         with torch._C.DisableTorchFunction(), torch.no_grad():
             selected = self._open().selected
-            if accumulate and self._context.options.grad:
-                raise UsageError(
-                    "set_grad(..., accumulate=True) on a recording with grad=True",
-                    why="the ordinary gradient is in .grad already: a clipped sum added to it has "
-                    "no bound",
-                    fix="set_grad(...) without accumulate replaces it; or record without grad=True",
-                )
+            self._expect_to_add(accumulate)
             problem, processes = unfit(grads, selected), self._context.processes
             if processes is not None:
-                targets = processes.reduced(grads, selected, accumulate=accumulate, problem=problem)
+                targets = processes.reduce(grads, selected, accumulate=accumulate, problem=problem)
             elif problem is not None:
                 raise problem
             else:
                 targets = [(selected[name], value) for name, value in grads.items()]
-            forget_untrained(parameter for parameter, _ in targets)
-            for parameter, value in targets:
-                new = value.detach().to(parameter.dtype)
-                if accumulate and parameter.grad is not None:
-                    new = parameter.grad + new
-                parameter.grad = new
+            _write_grads(targets, accumulate=accumulate)
+
+    def set_clipped_grad(
+        self,
+        max_norm: float,
+        *,
+        rule: Rule = flat,
+        params: Params = None,
+        accumulate: bool = False,
+    ) -> None:
+        """``set_grad(clipped_sum(max_norm))``, sums on their way while the next are computed.
+
+        The numbers are those of the two calls. Only where the model is spread over processes does
+        it make a difference: every process must call it, and a failure in one raises in all.
+        """
+        processes = self._context.processes
+        if processes is None:
+            self.set_grad(
+                self.clipped_sum(max_norm, rule=rule, params=params), accumulate=accumulate
+            )
+            return
+        question = self._open()
+        self._expect_to_add(accumulate)
+        names, key = question.names(params), ("clipped", accumulate)
+        reduction = processes.reduction(names, question.selected, key=key)
+        try:
+            self._clipped_sum(max_norm, rule, params, reduction)
+        except Exception as problem:
+            reduction.fail(problem)
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            _write_grads(reduction.finish(), accumulate=accumulate)
+
+    def _expect_to_add(self, accumulate: bool) -> None:
+        """Refuse to add a bounded sum to an ordinary gradient."""
+        if accumulate and self._context.options.grad:
+            raise UsageError(
+                "set_grad(..., accumulate=True) on a recording with grad=True",
+                why="the ordinary gradient is in .grad already: a clipped sum added to it has "
+                "no bound",
+                fix="set_grad(...) without accumulate replaces it; or record without grad=True",
+            )
 
     def _zero_norms(self, name: str) -> Tensor:
         parameter = self._question.selected[name]
@@ -440,7 +469,18 @@ def _release(owner: weakref.ref[Recording]) -> None:
         recording.release()
 
 
-def _written(
+def _write_grads(targets: Iterable[tuple[Tensor, Tensor]], *, accumulate: bool) -> None:
+    """Make sums the parameters' ``.grad``, or add to it."""
+    targets = list(targets)
+    forget_untrained(parameter for parameter, _ in targets)
+    for parameter, value in targets:
+        new = value.detach().to(parameter.dtype)
+        if accumulate and parameter.grad is not None:
+            new = parameter.grad + new
+        parameter.grad = new
+
+
+def _write_rows(
     form: Form | None, shape: tuple[int, ...], parameter: Tensor, buffer: Tensor | None
 ) -> Tensor:
     if form is None:

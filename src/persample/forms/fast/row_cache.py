@@ -7,11 +7,10 @@ backward passes is computed once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
-from ..cost import scratch
 from ..dense import Dense
 from ..form import Form, wide
 from ..outer import Outer
@@ -21,26 +20,28 @@ from ..total import Total
 from ..user_maps import Joint
 from .elementwise import Scaled
 
-_KEPT = 12  # multiplications worth a byte of rows: 9 is level in time, at more memory
+_KEPT = 7  # multiplications worth a byte of rows: level in time, where rows are not in cache
 
 
 class Kept(Dense):
-    """Rows for norms and one sum, which lets go of them."""
+    """Rows for norms and one sum, which frees them."""
 
     __slots__ = ()
 
     def certain_sum(self, c: Tensor) -> Tensor:
-        """The last that is asked of the rows."""
+        """The last use of the rows."""
         total = self.weighted_sum(c)
         self.values = self.values.new_empty(0, *self.shape)
         return total
 
 
-def saved(form: Form) -> int:
+def work_saved(form: Form) -> int:
     """Multiplications that kept rows save: norms cost nothing beyond writing and reading them.
 
     What goes back through a graph, or runs an operator again, would do so for norms and for sums.
     """
+    if form.__class__ is Dense:
+        return 0
     if isinstance(form, (Joint, Pullback, Replay)):
         return form.plan().cost
     if isinstance(form, Total) and form.tied() is None:  # norms are those of rows
@@ -55,16 +56,15 @@ def _bytes(form: Form) -> int:
     return form.n * form.size * wide(form.dtype).itemsize
 
 
-def kept_rows(forms: Mapping[str, Form]) -> dict[str, Kept]:
-    """Rows of the forms that save most for their size, in half of the budget."""
+def kept_rows(forms: Mapping[str, Form], room: Callable[[int], int]) -> dict[str, Kept]:
+    """Rows of the forms that save most for their size, in the room for so many bytes."""
     found: dict[str, Kept] = {}
-    room = scratch() // 2
-    gains = {name: saved(form) / max(1, _bytes(form)) for name, form in forms.items()}
-    for name in sorted(gains, key=gains.__getitem__, reverse=True):
+    gains = {name: work_saved(form) / max(1, _bytes(form)) for name, form in forms.items()}
+    worth = [n for n in sorted(gains, key=gains.__getitem__, reverse=True) if gains[n] > 0]
+    left = room(sum(_bytes(forms[name]) for name in worth)) if worth else 0
+    for name in worth:
         form = forms[name]
-        if gains[name] <= 0:
-            break
-        if _bytes(form) <= room:
-            room -= _bytes(form)
+        if _bytes(form) <= left:
+            left -= _bytes(form)
             found[name] = Kept(form.wide_dense())
     return found

@@ -12,7 +12,7 @@ from ..call import Call, Result, axes, carry
 from ..layout import Layout, align, explicit, ids_of, merge, remap
 from ..operators import rule
 from ..reshaping import squeeze_colours
-from ..subscript import is_full, shrunk, spread
+from ..subscript import expand_index, is_full, shrink_colours
 
 
 @rule("getitem index", linear=True, routes=True)
@@ -21,23 +21,23 @@ def getitem(call: Call) -> Result:
     x, index = call.args[0], call.args[1]
     if call.name == "index" and isinstance(index, list):
         index = tuple(slice(None) if i is None else i for i in index)
-    entries = spread(index, x.dim())
+    entries = expand_index(index, x.dim())
     layout = call.layout(x)
     result: Layout | None = None
     if layout is not None:
-        result = _read(layout, x, entries, call)
+        result = _read_layout(layout, x, entries, call)
     layouts = call.layouts
     if result is None:
-        entries, layouts = _unmasked(call, entries)
+        entries, layouts = _indices_of_masks(call, entries)
     chosen = _index_colours(call, entries, layouts)
     if chosen is not None and not chosen.coupled:
         result = chosen if result is None else merge(result, chosen, call.out.shape, call.n)
     if result is not None and result.ids is not None and result.ids.dim() != call.out.dim():
-        raise Mixing("the index is taken otherwise by torch")
+        raise Mixing("torch reads the index in another way")
     return result
 
 
-def _read(layout: Layout, x: Tensor, entries: list[Any], call: Call) -> Layout:
+def _read_layout(layout: Layout, x: Tensor, entries: list[Any], call: Call) -> Layout:
     if not any(isinstance(e, Tensor) for e in entries):
         places: list[int | None] = []
         axis, new, touched = 0, 0, set()
@@ -55,11 +55,11 @@ def _read(layout: Layout, x: Tensor, entries: list[Any], call: Call) -> Layout:
             axis += 1
         if not any(d in touched for d in layout.axes) and new == call.out.dim():
             return remap(layout, places, new)
-    ids = shrunk(ids_of(layout, x.shape, call.n, x.device), x.shape, entries)
+    ids = shrink_colours(ids_of(layout, x.shape, call.n, x.device), x.shape, entries)
     return explicit(squeeze_colours(ids[tuple(entries)], call.n), call.n)
 
 
-def _unmasked(call: Call, entries: list[Any]) -> tuple[list[Any], dict[int, Layout]]:
+def _indices_of_masks(call: Call, entries: list[Any]) -> tuple[list[Any], dict[int, Layout]]:
     """Masks that hold samples as the indices they stand for, and the layouts of all indices."""
     found: list[Any] = []
     layouts = dict(call.layouts)
@@ -196,7 +196,7 @@ def embedding(call: Call) -> Result:
 
 @rule("embedding_renorm")
 def embedding_renorm(call: Call) -> Result:
-    """Rows that somebody looks up are shortened, whoever else looks them up: still a table."""
+    """Rows that are looked up are shortened, for whoever looks them up: still a table."""
     return None
 
 
@@ -257,7 +257,7 @@ def bincount(call: Call) -> Result:
 
 @rule("combinations cartesian_prod cov corrcoef")
 def crossing(call: Call) -> Result:
-    """Every row meets every other row."""
+    """Every row is combined with every other row."""
     raise Mixing(f"{call.name} combines all rows")
 
 

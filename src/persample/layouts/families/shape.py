@@ -15,6 +15,7 @@ from ..layout import Layout, align, explicit, ids_of, remap
 from ..operators import rule
 from ..reshaping import reshape as reshape_layout
 from ..reshaping import squeeze_colours
+from ..views import reach
 
 # all tensors among the arguments are moved
 _ALL_MOVED = frozenset(("block_diag", "select_scatter", "slice_scatter", "diagonal_scatter"))
@@ -44,7 +45,7 @@ def probe(call: Call, function: Callable[..., Any] | None = None) -> Any:
     return tree_map(lambda t: squeeze_colours(t - 1, call.n) if isinstance(t, Tensor) else t, out)
 
 
-def probed(call: Call) -> Result | list[Result]:
+def probe_layouts(call: Call) -> Result | list[Result]:
     """Layouts from a probe."""
     out = probe(call)
     if isinstance(out, Tensor):
@@ -80,10 +81,10 @@ def permute(call: Call) -> Result:
     """Axis ``dims[k]`` becomes axis k."""
     x, layout = source_of(call)
     dims = call.ints(1, "dims") or ()
-    return moved(layout, [d % x.dim() for d in dims])
+    return permute_layout(layout, [d % x.dim() for d in dims])
 
 
-def moved(layout: Layout, order: Sequence[int]) -> Layout:
+def permute_layout(layout: Layout, order: Sequence[int]) -> Layout:
     """The layout after ``permute(order)``."""
     places = [0] * len(order)
     for new, old in enumerate(order):
@@ -101,21 +102,21 @@ def transpose(call: Call) -> Result:
     b = call.arg(2, "dim1", "axis1") % x.dim()
     order = list(range(x.dim()))
     order[a], order[b] = order[b], order[a]
-    return moved(layout, order)
+    return permute_layout(layout, order)
 
 
 @rule("t T H t_copy", linear=True)
 def turn(call: Call) -> Result:
     """Reverses all axes."""
     x, layout = source_of(call)
-    return moved(layout, list(reversed(range(x.dim()))))
+    return permute_layout(layout, list(reversed(range(x.dim()))))
 
 
 @rule("mT mH adjoint", linear=True)
 def turn_matrix(call: Call) -> Result:
     """Swaps the last two axes."""
     x, layout = source_of(call)
-    return moved(layout, [*range(x.dim() - 2), x.dim() - 1, x.dim() - 2])
+    return permute_layout(layout, [*range(x.dim() - 2), x.dim() - 1, x.dim() - 2])
 
 
 @rule("movedim moveaxis", linear=True)
@@ -127,7 +128,7 @@ def movedim(call: Call) -> Result:
     goals = [g % x.dim() for g in ([goal] if isinstance(goal, int) else goal)]
     fixed = dict(zip(goals, sources, strict=True))
     rest = iter(d for d in range(x.dim()) if d not in sources)
-    return moved(layout, [fixed[k] if k in fixed else next(rest) for k in range(x.dim())])
+    return permute_layout(layout, [fixed[k] if k in fixed else next(rest) for k in range(x.dim())])
 
 
 @rule("unsqueeze unsqueeze_copy", linear=True)
@@ -169,11 +170,11 @@ def each_alone(call: Call) -> Result | list[Result]:
     """Every tensor is broadcast, or given axes of one, on its own."""
     tensors = call.args[0] if isinstance(call.args[0], (list, tuple)) else call.args
     if isinstance(call.out, Tensor):
-        return _grown(call, tensors[0], call.out)
-    return [_grown(call, t, out) for t, out in zip(tensors, call.out, strict=True)]
+        return _grow(call, tensors[0], call.out)
+    return [_grow(call, t, out) for t, out in zip(tensors, call.out, strict=True)]
 
 
-def _grown(call: Call, x: Tensor, out: Tensor) -> Result:
+def _grow(call: Call, x: Tensor, out: Tensor) -> Result:
     layout = call.layout(x)
     if layout is None:
         return None
@@ -209,15 +210,15 @@ def pieces(call: Call) -> Result | list[Result]:
     first = call.out if isinstance(call.out, Tensor) else (call.out[0] if call.out else None)
     if first is None:
         return []
-    dim = _cut(call, x)
+    dim = _cut_axis(call, x)
     if dim is None or dim in layout.axes:
-        return probed(call)
+        return probe_layouts(call)
     if first.dim() == x.dim():
         return layout
     return remap(layout, [None if d == dim else d - (d > dim) for d in range(x.dim())], first.dim())
 
 
-def _cut(call: Call, x: Tensor) -> int | None:
+def _cut_axis(call: Call, x: Tensor) -> int | None:
     """The axis along which a view operator cuts, None for a diagonal."""
     name = call.name.removeprefix("unsafe_").removesuffix("_copy")
     if name in ("diagonal", "linalg_diagonal", "unfold"):
@@ -236,8 +237,7 @@ def as_strided(call: Call) -> Result:
     size, stride = call.arg(1, "size"), call.arg(2, "stride")
     offset = call.arg(3, "storage_offset")
     start = 0 if offset is None else offset - x.storage_offset()
-    extent = 1 + sum((s - 1) * d for s, d in zip(x.shape, x.stride(), strict=True))
-    memory = torch.full((max(extent, 1),), -1, device=x.device)
+    memory = torch.full((max(reach(x.shape, x.stride()), 1),), -1, device=x.device)
     colours = ids_of(layout, x.shape, call.n, x.device).expand(x.shape)
     memory.as_strided(x.shape, x.stride()).copy_(colours)
     return explicit(squeeze_colours(memory.as_strided(size, stride, start), call.n), call.n)
@@ -251,7 +251,7 @@ def unfold(call: Call) -> Result | list[Result]:
         return carry(call, [(x, set(range(1, x.dim())))], call.out, {1, 2})
     dim = call.arg(1, "dimension") % x.dim()
     if dim in layout.axes:
-        return probed(call)
+        return probe_layouts(call)
     return remap(layout, list(range(x.dim())), x.dim() + 1)
 
 
