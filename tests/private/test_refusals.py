@@ -55,6 +55,21 @@ class Stream(IterableDataset[Any]):
         return iter(zip(*data(), strict=True))
 
 
+class Remembering(nn.Module):
+    """Keeps a mean of what it saw in a parameter that is not trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 3)
+        self.mean = nn.Parameter(torch.zeros(5), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.mean.mul_(0.9).add_(x.mean(0), alpha=0.1)
+        out: Tensor = self.layer(x)
+        return out
+
+
 class Counting(nn.Module):
     """Keeps a mean of what it saw."""
 
@@ -82,6 +97,14 @@ def contrastive(model: nn.Module, batch: Any) -> Tensor:
 
 def by_count(model: nn.Module, batch: Any) -> Tensor:
     return losses(model, batch) / (batch[1] > 0).sum()
+
+
+def by_number(model: nn.Module, batch: Any) -> Tensor:
+    return losses(model, batch) / (batch[1] > 0).sum().item()
+
+
+def by_branch(model: nn.Module, batch: Any) -> Tensor:
+    return losses(model, batch) * (2.0 if batch[0].max() > 1 else 1.0)
 
 
 def repeated(model: nn.Module, batch: Any) -> Tensor:
@@ -136,6 +159,12 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "an optimizer with a closure": (
         lambda: (lambda m: optimized(torch.optim.LBFGS(m.parameters()), m))(net()), "closure"
     ),
+    "an optimizer of sparse gradients": (
+        lambda: (lambda m: optimized(torch.optim.SparseAdam(m.parameters()), m))(net()), "Adam"
+    ),
+    "a frozen parameter that keeps a mean": (
+        lambda: finish(training(Remembering())), "parameter 'mean' was written to"
+    ),
     "no optimizer": (lambda: optimized("sgd"), "torch.optim"),
     "a scheduler that reads a metric": (
         lambda: scheduled(lr_scheduler.ReduceLROnPlateau), "ReduceLROnPlateau reads a metric"
@@ -181,6 +210,12 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "a scalar loss": (lambda: finish(training(loss_fn=mean)), "one loss per sample"),
     "a mean for every sample": (lambda: finish(training(loss_fn=repeated)), ""),
     "a contrastive loss": (lambda: finish(training(loss_fn=contrastive)), ""),
+    "a number of a batch statistic": (
+        lambda: finish(training(loss_fn=by_number)), "taken out of torch before the losses"
+    ),
+    "a branch on a batch statistic": (
+        lambda: finish(training(loss_fn=by_branch)), "taken out of torch before the losses"
+    ),
     "a loss over a count": (lambda: finish(training(loss_fn=by_count)), "divide"),
     "a loss too few": (lambda: finish(training(loss_fn=wrong_length)), "one loss per sample"),
     "losses in a list": (lambda: finish(training(loss_fn=a_list)), "tensor of losses"),

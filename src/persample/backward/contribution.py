@@ -38,7 +38,7 @@ class Contribution:
     versions: Sequence[int] = ()
 
     def keep(self) -> None:
-        """Make it fit to be kept: as small as can be, and known if somebody overwrites it."""
+        """Prepare it to be kept: as small as possible, and watched for writes."""
         form = self.form
         if form.__class__ is not Dense:
             form = self.form = small(form)
@@ -51,6 +51,8 @@ class Contribution:
     def relies(self, by_hand: Collection[Any]) -> bool:
         """Whether an answer is computed from values of parameters when it is asked for."""
         operand = self.operand
+        if not self.form.n:  # zeros, whatever they are
+            return False
         if self.firing is not None:
             return True
         if self.form.__class__ in _LATE and _replays(self.form):
@@ -60,7 +62,7 @@ class Contribution:
         return operand.view is None or bool(by_hand)
 
     def overwritten(self) -> bool:
-        """Whether somebody wrote into what is kept."""
+        """Whether what is kept was written to."""
         return bool(self.watched) and versions(self.watched) != self.versions
 
 

@@ -111,7 +111,7 @@ class Follower:
         return True
 
     def _is_result(self, index: int, value: Any) -> bool:
-        """Whether a value is this result, and nobody wrote to it or gave it a history."""
+        """Whether a value is this result, and was not written to or given a history."""
         results = self._results
         ref, version, known, _ = results.each[index]
         found: Any = ref()

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ..errors import MixedSamplesError, StaleError, UsageError
+from ..errors import MixedSamplesError, Reason, StaleError, UsageError
 from ..forms import Form, Stacked, sums, within
 from ..run_state import uncast
 from ..uses.context import Context
@@ -73,6 +73,11 @@ class Question:
     def device(self) -> torch.device:
         """Where answers are added up."""
         return next(iter(self.selected.values())).device
+
+    @property
+    def extracted(self) -> Reason | None:
+        """A number of several samples that left torch before the losses were computed."""
+        return self._context.backward.extracted
 
     def expect_losses(self, question: str) -> None:
         """Refuse questions that need one loss per sample."""

@@ -1,4 +1,4 @@
-"""Results of repeated calls: what is known of them, until somebody asks for a mark.
+"""Results of repeated calls: what is known of them, until a mark is needed.
 
 A call that was learned (``recording/program.py``) leaves a line here. Most results are asked for by
 the next learned call alone, which compares the line; a mark in the table would cost more than that.

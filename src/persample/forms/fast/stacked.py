@@ -22,6 +22,7 @@ class Stacked:
     """Gradients of several tensors as one form."""
 
     __slots__ = ()
+    shapes: dict[str, torch.Size]
 
     def split(self, total: Tensor) -> dict[str, Tensor]:
         """A sum over samples as every tensor's own sum."""
