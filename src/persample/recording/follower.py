@@ -134,6 +134,8 @@ class Follower:
         """Whether a tensor from elsewhere is like the one that the step was learned with."""
         if value.is_nested or value.shape != origin.shape or value.dtype is not origin.dtype:
             return False
+        if value.is_inference():  # it has no version
+            return False
         if isinstance(origin, OfMark):
             return value.requires_grad is origin.grad and self._is_marked(
                 value, origin.state, origin.batches

@@ -126,7 +126,7 @@ class Learner:
         if value.__class__ in (list, tuple):
             origins = self._origins(value)
             return None if origins is None else Several(value.__class__, origins)
-        if value.__class__ not in CLASSES:
+        if value.__class__ not in CLASSES or value.is_inference():
             return None
         each = self._results.each
         for at in range(len(each) - 1, -1, -1):
