@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, is_grad_enabled, nn
+from torch import Tensor, is_grad_enabled, is_inference_mode_enabled, nn
 
 from ..guards.guards import Guards
 from ..layouts.layout import State
@@ -61,6 +61,7 @@ class Follower:
                     or backward.receiving
                     or backward.muted
                     or not is_grad_enabled()
+                    or is_inference_mode_enabled()
                     or (types and types != _PLAIN_TYPES)
                 ):  # other circumstances than a step's
                     cursor.passing = True

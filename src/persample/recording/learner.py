@@ -100,6 +100,8 @@ class Learner:
             return None
         if self._cursor.passing or not torch.is_grad_enabled():
             return None
+        if torch.is_inference_mode_enabled():  # its tensors have no versions
+            return None
         return self._cursor.at or self._cursor.begin()
 
     def _add(self, at: Step, step: Step, out: Any, args: Any) -> None:
