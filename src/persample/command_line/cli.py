@@ -18,7 +18,7 @@ from ..inspection import load as load_report
 from ..inspection.summary import summary
 from ..private import command as private_command
 from ..verification import verify
-from .demonstration import announce, demonstration, score
+from .demonstration import announce, demonstration, explanation, mark
 from .memory import measure, parse_size
 from .target import Target, failed, load
 
@@ -151,10 +151,12 @@ def _inspect(given: argparse.Namespace, target: Target, wrong: Any, old: Any) ->
         target.model, target.loss_fn, target.batches, limit=given.batches, device=given.device,
         scratch=given.scratch, **target.options,
     )  # fmt: skip
+    if wrong is not None:
+        mark(report, wrong)
     again = None if old is None else report.compare(old)
     print(summary(report, colour=_colourful(), again=again))
-    if wrong is not None and not report.interrupted and given.batches is None:
-        print(f"\n{score(report, wrong)}")
+    if wrong is not None:
+        print(f"\n{explanation(report)}")
     _write(given, report, old, demo=wrong is not None)
     if report.interrupted:
         print("\ninterrupted: everything above covers the samples seen until then", file=sys.stderr)
