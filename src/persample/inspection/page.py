@@ -105,7 +105,7 @@ def _changed(changes: Comparison | None) -> str:
 def _suspects(report: Findings, k: int) -> str:
     if not bool(report.finite.any()):
         return ""
-    what = "label is probably wrong" if report.labels is not None else "sample is probably unusual"
+    what = "its label is probably wrong" if report.labels is not None else "it is probably unusual"
     indices = torch.as_tensor(report.suspects(k)["position"]).tolist()
     planted = ""
     if report.planted is not None:
@@ -116,7 +116,7 @@ def _suspects(report: Findings, k: int) -> str:
     return (
         f"<p>Most suspicious first. A score above {STRONG} counts as a suspect: {report.strong:,} "
         f"of {report.count:,}. Similar inputs have nearly parallel gradients; if most of a "
-        f"sample's nearest gradients point the other way, its {what}.{planted}</p>"
+        f"sample's nearest gradients point the other way, {what}.{planted}</p>"
         + sample_table(report, indices, "suspects")
     )
 

@@ -62,7 +62,7 @@ def _verified(report: Findings) -> Verdict:
         )  # fmt: skip
     wrong = next(p.name for p in check.parameters if not p.ok)
     return Verdict(
-        "check", "bad", "Wrong gradients", f"{wrong} disagrees with autograd: ignore this report"
+        "check", "bad", "Wrong gradients", f"{wrong} disagrees with autograd: do not trust this report"
     )
 
 
