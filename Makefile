@@ -28,8 +28,9 @@ lint: $(VENV)/.installed
 types: $(VENV)/.installed
 	$(BIN)/mypy
 
+# A process for each core, with one thread each: most tests are too small for more.
 test: lint types
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
 $(BROWSER)/node_modules/playwright-core:
 	command -v chromium >/dev/null || (apt-get update -qq && apt-get install -y -qq chromium)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from .test_house import RANK, graph, imports, reach, top
+from .house.test_house import RANK, graph, imports, reach, top
 
 FILE = Path(__file__).parent.parent / "docs" / "packages.svg"
 APPLICATIONS, FOUNDATIONS = "applications", "foundations"

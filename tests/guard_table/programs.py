@@ -10,13 +10,15 @@ import torch
 import persample
 from persample.testing import oracle, relative_error
 
-from .. import graphs, loops, test_refused, test_zoo, zoo
+from .. import graphs, loops, zoo
+from ..api import test_refusals
 from ..attacks.__main__ import CASES as ATTACKS
 from ..attacks.__main__ import SCRIPTS, part
 from ..attacks.base import REFUSED as ATTACK_REFUSED
 from ..attacks.base import judge, judge_script
+from ..batteries import test_zoo
+from ..batteries.test_models import double, loss
 from ..models import MODELS
-from ..test_models import double, loss
 from ..works.__main__ import CASES as WORKS
 from ..works.base import Case, Missing, Wrong, verdict
 
@@ -73,10 +75,10 @@ def attack(case: Any, **options: Any) -> str:
 
 
 def refused(name: str) -> str:
-    """A row of tests/test_refused.py."""
-    build, losses, _ = test_refused.REFUSED[name]
+    """A row of tests/api/test_refusals.py."""
+    build, losses, _ = test_refusals.REFUSED[name]
     torch.manual_seed(0)
-    test_refused.step(build(), losses)
+    test_refusals.step(build(), losses)
     return ANSWERED
 
 
@@ -107,7 +109,7 @@ def programs() -> Iterator[Program]:
     for case in WORKS:
         if case.heading != "Several processes":
             yield Program("works", case.pattern, twice(works, case))
-    for name in test_refused.REFUSED:
+    for name in test_refusals.REFUSED:
         yield Program("refused models", name, twice(refused, name))
     for name in ATTACKS:
         for lean in (False, True):

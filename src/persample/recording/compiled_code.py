@@ -23,7 +23,7 @@ _OPEN: list[Owner] = []
 _STANCE = contextlib.ExitStack()
 _FORCED: list[bool] = []  # not empty while the stance is taken
 _SCRIPTED: Any = torch._C.ScriptFunction
-_NATIVE = _SCRIPTED.__dict__["__call__"]
+_BEFORE: list[Any] = []  # how scripted functions are called where nothing watches: others patch it
 
 
 class Owner(Protocol):
@@ -38,6 +38,7 @@ def eagerly(owner: Owner) -> None:
     """Take the stance; its first use imports the compiler, so only where that has happened."""
     with _LOCK:
         if not _OPEN:
+            _BEFORE[:] = [_SCRIPTED.__dict__["__call__"]]
             _SCRIPTED.__call__ = _as_written
         if "torch._dynamo" in sys.modules and not _FORCED:
             _STANCE.enter_context(torch.compiler.set_stance("force_eager"))
@@ -50,7 +51,7 @@ def as_before(owner: Owner) -> None:
     with _LOCK:
         left = [other for other in _OPEN if other is not owner]
         if _OPEN and not left:
-            _SCRIPTED.__call__ = _NATIVE
+            _SCRIPTED.__call__ = _BEFORE[0]
             _STANCE.close()
             _FORCED.clear()
         _OPEN[:] = left
@@ -60,7 +61,7 @@ def _as_written(function: Any, *args: Any, **kwargs: Any) -> Any:
     """Call a scripted function, or what it was made of where a recording of this thread watches."""
     original = getattr(function, "_torchdynamo_inline", None)
     if original is None or not _made_of(function, original) or not _watched():
-        return _NATIVE.__get__(function)(*args, **kwargs)
+        return _BEFORE[0].__get__(function)(*args, **kwargs)
     names = [argument.name for argument in function.schema.arguments]
     floats = {a.name for a in function.schema.arguments if str(a.type) == "float"}
     given = [float(v) if name in floats else v for name, v in zip(names, args, strict=False)]

@@ -1,0 +1,116 @@
+"""Several rows of one sample, and samples without rows: every model of the tests, and others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import persample
+from persample.testing import oracle, relative_error
+
+from ..models import MODELS, Case, Fn, flat_loss, par
+
+USERS = torch.tensor([3, 1, 3])  # of five
+
+
+def token_and_zeros(n: int) -> Case:
+    def f(s: Any, x: Tensor) -> Tensor:
+        h = torch.cat([s.token.expand(len(x), -1, -1), x, x.new_zeros(len(x), 2, 5)], 1)
+        return F.scaled_dot_product_attention(s.q(h), s.k(h), h)
+
+    return Fn(f, token=par(1, 1, 5), q=nn.Linear(5, 5), k=nn.Linear(5, 5)), (torch.randn(n, 4, 5),)
+
+
+def state_of_zeros(n: int) -> Case:
+    def f(s: Any, x: Tensor) -> Tensor:
+        h = torch.zeros(len(x), 4, dtype=x.dtype)
+        for k in range(x.shape[1]):
+            h = s.step(torch.cat([x[:, k], h], 1)).tanh()
+        return h
+
+    return Fn(f, step=nn.Linear(9, 4)), (torch.randn(n, 3, 5),)
+
+
+def nearest_by_scatter(n: int) -> Case:
+    def f(s: Any, x: Tensor) -> Tensor:
+        h = s.first(x)
+        hard = torch.zeros_like(h).scatter_(-1, h.argmax(-1, keepdim=True), 1.0)
+        return s.last(hard + h - h.detach())
+
+    return Fn(f, first=nn.Linear(5, 6), last=nn.Linear(6, 2)), (torch.randn(n, 3, 5),)
+
+
+def upper_triangle(n: int) -> Case:
+    def f(s: Any, x: Tensor) -> Tensor:
+        h = s.first(x)
+        i, j = torch.triu_indices(4, 4)
+        products = torch.zeros(len(x), 4, 4, dtype=x.dtype)
+        products[:, i, j] = (h @ h.mT)[:, i, j]
+        return (products @ h).sum(1) / (1 + products.abs().sum((1, 2)))[:, None]
+
+    return Fn(f, first=nn.Linear(5, 6)), (torch.randn(n, 4, 5),)
+
+
+class Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+        ctx.save_for_backward(x, w)
+        return x.mm(w.t())
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
+        x, w = ctx.saved_tensors
+        return g.mm(w), g.t().mm(x)
+
+
+def own_function(n: int) -> Case:
+    net = Fn(lambda s, x: s.last(Linear.apply(x, s.w).tanh()), w=par(6, 5), last=nn.Linear(6, 2))
+    return net, (torch.randn(n, 5),)
+
+
+MORE = {
+    f.__name__: f
+    for f in (token_and_zeros, state_of_zeros, nearest_by_scatter, upper_triangle, own_function)
+}
+ALL = {**MODELS, **MORE}
+
+
+@pytest.mark.parametrize("lean", [False, True])
+@pytest.mark.parametrize("name", ALL)
+def test_rows_of_users(name: str, lean: bool) -> None:
+    torch.manual_seed(0)
+    model, batch = ALL[name](len(USERS))
+    model = model if any(p.is_complex() for p in model.parameters()) else model.double()
+    batch = tuple(x.double() if x.dtype == torch.float32 else x for x in batch)
+    rows = oracle(model, lambda m, b: flat_loss(m(*b)), batch, n=len(USERS))
+    expected = {k: g.new_zeros(5, *g.shape[1:]).index_add(0, USERS, g) for k, g in rows.items()}
+    with persample.record(model, n=5, sample_ids=USERS, lean=lean) as tape:
+        tape.backward(flat_loss(model(*batch)))
+    sizes = sum(g.abs().square().reshape(5, -1).sum(1) for g in expected.values())
+    torch.testing.assert_close(tape.norms(), torch.as_tensor(sizes).sqrt())
+    assert relative_error(tape.grads(), expected) < 1e-9
+
+
+def test_an_input_that_is_the_ids_needs_no_constants() -> None:
+    """A graph's batch vector, which pools nodes by counts of its own."""
+
+    class Pooled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 2).double()
+
+        def forward(self, x: Tensor, batch: Tensor) -> Tensor:
+            return torch.nn.functional.one_hot(batch, 3).T.double() @ self.layer(x)
+
+    torch.manual_seed(0)
+    model, x = Pooled(), torch.randn(7, 3).double()
+    batch = torch.tensor([0, 0, 1, 1, 1, 2, 2])
+    with persample.record(model, n=3, sample_ids=batch) as tape:
+        tape.backward(model(x, batch).square().sum(1))
+    with persample.record(model, n=3, sample_ids=batch, constants="batch") as told:
+        told.backward(model(x, batch).square().sum(1))
+    assert relative_error(tape.grads(), told.grads()) == 0
