@@ -65,7 +65,7 @@ from ..inspection.inspected import blobs, losses, net
         (
             ["inspect", "tests.inspection.inspected:step", "--csv", "/dev/full"],
             1,
-            "Verified",
+            "Gradients verified",
             "No space left",
         ),
         (["inspect", "tests.inspection.inspected:with_ids"], 0, "<i>blue", ""),
