@@ -20,6 +20,7 @@ from .models import ALL
 from .results import RESULTS, ROOT, load
 from .rows import (
     alive,
+    beside,
     growth,
     messages,
     overhead,
@@ -48,6 +49,7 @@ def makers(directory: Path) -> dict[str, Callable[[], str]]:
     extra = load(directory, "overhead").get(MAIN, {}).get("all", {})
     found: dict[str, Callable[[], str]] = {
         "short": lambda: short(main, sizes),
+        "beside": lambda: beside(main, sizes),
         "alive": lambda: alive(sizes),
         "messages": lambda: messages(main),
         "growth": lambda: growth(scale),
