@@ -10,75 +10,44 @@ torch.Size([2, 1, 3])
 """
 
 import importlib
-import pkgutil
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from . import testing
-from .api import record
-from .errors import (
-    MissedUseError,
-    MixedSamplesError,
-    NonFiniteWarning,
-    PersampleError,
-    StaleError,
-    StorageError,
-    UnheardWarning,
-    UsageError,
-    VerificationError,
-)
-from .tape.clipping import automatic, flat, per_group, per_layer
-from .tape.tape import Tape
-from .uses.options import Ahead
-
-if TYPE_CHECKING:
-    from .inspection import Report, Show, inspect
-    from .verification import verify
-
-__all__ = [
-    "Ahead",
-    "MissedUseError",
-    "MixedSamplesError",
-    "NonFiniteWarning",
-    "PersampleError",
-    "Report",
-    "Show",
-    "StaleError",
-    "StorageError",
-    "Tape",
-    "UnheardWarning",
-    "UsageError",
-    "VerificationError",
-    "automatic",
-    "flat",
-    "inspect",
-    "per_group",
-    "per_layer",
-    "record",
-    "testing",
-    "verify",
-]
-__version__ = "0.1.0"
-_LAZY = {
+_HOMES = {
+    "Ahead": "uses.options",
+    "MissedUseError": "errors",
+    "MixedSamplesError": "errors",
+    "NonFiniteWarning": "errors",
+    "PersampleError": "errors",
     "Report": "inspection",
     "Show": "inspection",
+    "StaleError": "errors",
+    "StorageError": "errors",
+    "Tape": "tape",
+    "UnheardWarning": "errors",
+    "UsageError": "errors",
+    "VerificationError": "errors",
+    "automatic": "tape.clipping",
+    "flat": "tape.clipping",
     "inspect": "inspection",
+    "per_group": "tape.clipping",
+    "per_layer": "tape.clipping",
+    "record": "api",
     "verify": "verification",
-}
-_SUBMODULES = ("command_line", "expanded_weights", "inspection", "private", "verification")
+}  # each public name and the module it is in
+_SUBMODULES = {"expanded_weights", "forms", "inspection", "private", "rules", "testing"}
+__all__ = sorted({*_HOMES, "testing"})
+__version__ = "0.1.0"
 
-if not TYPE_CHECKING:
 
-    def __getattr__(name: str) -> Any:
-        """Applications are loaded when they are first used: PEP 562."""
-        if name in _SUBMODULES:
-            return importlib.import_module(f".{name}", __name__)
-        if name not in _LAZY:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        found = getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)
-        globals()[name] = found
-        return found
+def __getattr__(name: str) -> Any:
+    """Load a module when one of its names is first used (PEP 562); types are in __init__.pyi."""
+    if name in _SUBMODULES:
+        return importlib.import_module(f".{name}", __name__)
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+    return found
 
 
 def __dir__() -> list[str]:
-    packages = (module.name for module in pkgutil.iter_modules(__path__) if module.ispkg)
-    return sorted({*__all__, *packages, "__version__"})
+    return sorted({*__all__, *_SUBMODULES, "__version__"})

@@ -49,7 +49,7 @@ def record(
 
     Args:
         model: Any module; it is not changed. Frozen parameters are left out.
-        n: The number of samples; else the first input tells.
+        n: The number of samples; else that of the first input.
         dim: The axis of the samples in the model's inputs.
         constants: Inputs that hold no samples although a size matches: names, positions, tensors.
         sample_ids: The sample of every input row, where one has several; needs ``n``.
@@ -57,7 +57,7 @@ def record(
         rules: Rules of your own, ``{operator: rule}``, for this recording.
         unproven: "refuse", or "loop" to fall back to one backward pass per sample.
         verify: Check this step against autograd.
-        lean: Keep nothing. Norms, and what :class:`persample.Ahead` names, are taken during the
+        lean: Keep nothing. Norms, and what :class:`persample.Ahead` names, are computed during the
             backward pass; every other question is one more pass. A weighted or clipped sum comes
             last: it frees the graph, unless ``tape.backward(losses, retain_graph=True)`` keeps it.
         positions: Keep what :meth:`Tape.positions` needs: inputs and output gradients of biases
@@ -114,7 +114,7 @@ class Recorder:
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
-        self._tape: Tape | None = Tape(recording)  # after the block its user holds it, or nobody
+        self._tape: Tape | None = Tape(recording)  # after the block its user holds it, or no one
 
     def __enter__(self) -> Tape:
         tape = self._tape

@@ -105,7 +105,7 @@ def expect_unconverted(node: Any, where: str = "") -> None:
                 "a parameter was converted to another dtype after it was recorded",
                 where=where,
                 why=f"its graph is of {at._input_metadata[0].dtype}, it is {at.variable.dtype} now",
-                fix="convert the model before the block, or after the tape was asked",
+                fix="convert the model before the block, or after the tape was queried",
             )
 
 

@@ -1,4 +1,4 @@
-"""Models spread over processes: sums that every process agrees on, or a refusal.
+"""Models distributed over processes: sums that every process agrees on, or a refusal.
 
 ``DistributedDataParallel`` and ``fully_shard`` reduce gradients while autograd accumulates them. A
 recording accumulates none, so ``tape.set_grad`` reduces instead: it writes the sum over processes
@@ -22,15 +22,15 @@ from .errors import UsageError
 Targets = list[tuple[Tensor, Tensor]]
 
 
-def spread(model: nn.Module) -> Spread | None:
-    """How a model is spread; None where there is only one process, without process group."""
+def find_processes(model: nn.Module) -> Spread | None:
+    """How a model is distributed; None if there is only one process, without process group."""
     if not dist.is_available() or not dist.is_initialized():
         return None
     return Spread(model)
 
 
 class Spread:
-    """Which parameters of a recorded model other processes hold, too, and how."""
+    """Which parameters of a recorded model other processes also hold, and how."""
 
     def __init__(self, model: nn.Module) -> None:
         self._modules = list(model.modules())
@@ -108,7 +108,7 @@ class Spread:
             parameter = selected[name]
             home = homes.get(id(parameter))
             if home is not None:
-                targets.append((home, _scattered(value, home)))
+                targets.append((home, _reduce_shard(value, home)))
                 continue
             group = replicated.get(id(parameter))
             if group is not None:
@@ -133,7 +133,7 @@ class Spread:
                 groups = home.device_mesh.get_all_groups()  # type: ignore[attr-defined]
                 if _anywhere(value is not None, groups, parameter.device):
                     whole = torch.zeros_like(parameter) if value is None else value
-                    mean = _scattered(whole, home) / home.device_mesh.size()  # type: ignore[attr-defined]
+                    mean = _reduce_shard(whole, home) / home.device_mesh.size()  # type: ignore[attr-defined]
                     home.grad = mean if home.grad is None else home.grad + mean
             elif replica is not None and replica.require_backward_grad_sync:
                 groups = [replica.process_group]
@@ -184,8 +184,8 @@ def is_distributed(tensor: Tensor) -> bool:
     return kind is not None and isinstance(tensor, kind)
 
 
-def freed(tensor: Tensor) -> bool:
-    """Whether somebody took a tensor's memory away."""
+def is_freed(tensor: Tensor) -> bool:
+    """Whether a tensor's memory was freed."""
     return tensor.untyped_storage().size() < tensor.numel() * tensor.element_size()
 
 
@@ -214,7 +214,7 @@ def _agree(group: Any, device: torch.device, number: int, problem: UsageError | 
         )
 
 
-def _scattered(value: Tensor, home: Any) -> Tensor:
+def _reduce_shard(value: Tensor, home: Any) -> Tensor:
     """The sum over processes, each keeping its shard."""
     from torch.distributed.tensor import DTensor, Partial
 

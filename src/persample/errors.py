@@ -30,7 +30,7 @@ class PersampleError(RuntimeError):
 
 
 class MixedSamplesError(PersampleError):
-    """Samples meet each other, or nothing proves that they do not."""
+    """Samples interact, or nothing proves that they do not."""
 
 
 class MissedUseError(PersampleError):
@@ -151,12 +151,12 @@ class Reason:
         return f"{text}, {line}" if line else text
 
     def error(self, what: str, *, fix: str = LOOP) -> MixedSamplesError:
-        """The error for a caller who needs the samples apart; ``fix`` if none is known here."""
+        """The error for a caller who needs separate samples; ``fix`` if none is known here."""
         return MixedSamplesError(what, where=self.where(), why=self.why, fix=self.fix or fix)
 
 
 class Mixing(Exception):
-    """Raised inside a layout rule: this call does not keep samples apart (or no proof is known)."""
+    """Raised inside a layout rule: this call mixes samples, or nothing proves that it does not."""
 
     def __init__(self, why: str, fix: str = "") -> None:
         self.why, self.fix = why, fix

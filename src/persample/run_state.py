@@ -33,11 +33,11 @@ def _sum(tensor: Tensor) -> Tensor:
     dtype = torch.float32 if tensor.device.type == "mps" else torch.float64
     value = value.detach().to_dense()
     rows = value.sum(-1, dtype=dtype) if value.dim() > 1 else value.to(dtype)
-    found = _weighed(rows.flatten())
-    return found if value.dim() != 2 else found + _weighed(value.sum(0, dtype=dtype))
+    found = _weigh(rows.flatten())
+    return found if value.dim() != 2 else found + _weigh(value.sum(0, dtype=dtype))
 
 
-def _weighed(rows: Tensor) -> Tensor:
+def _weigh(rows: Tensor) -> Tensor:
     """The golden ratio's multiples lie apart: no two weights agree."""
     places = torch.arange(rows.numel(), dtype=rows.dtype, device=rows.device)
     return (rows * (1 + (places * 0.6180339887) % 1)).sum()
@@ -134,7 +134,7 @@ _UNITS = 64  # of rounding that gradients may carry from others
 def tolerance(dtype: torch.dtype) -> float:
     """Deviation, relative to the largest entry, that rounding alone can explain.
 
-    Half precision is judged by a tenth: a gradient given to the wrong sample is off by more.
+    Half precision is compared to a tenth: a gradient given to the wrong sample is off by more.
     """
     return min(0.1, float(200 * torch.finfo(dtype).eps ** 0.75))
 

@@ -38,7 +38,7 @@ def oracle(
         model: Any module; its ``.grad`` ends as it was.
         loss_fn: A function of (model, batch) that returns one loss per sample.
         batch: A tensor, or tensors in containers of any kind.
-        n: The number of samples; else the first tensor tells.
+        n: The number of samples; else that of the first tensor.
         dim: The axis of the samples in every tensor of the batch.
         twice: Run two copies of each sample and differentiate the first copy's loss: torch's
             eval-mode BatchNorm on the CPU has a wrong backward for some batches of one.

@@ -1,4 +1,4 @@
-"""What may be asked: arguments are looked at before anything is computed from them."""
+"""Checks of arguments, before anything is computed from them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def shown(value: object) -> str:
 
 
 def whole(value: Any, what: str, *, least: int | None = None, fix: str = "") -> int:
-    """An integer, of NumPy or torch, too; truth values are none."""
+    """An integer, also of NumPy or torch; truth values are none."""
     try:
         found = None if isinstance(value, bool) else operator.index(value)
     except (TypeError, ValueError, RuntimeError):
@@ -92,7 +92,7 @@ def expect_direction(
 ) -> None:  # fmt: skip
     """Refuse a direction that does not fit the parameters asked for.
 
-    ``chosen``: the names were selected by ``params=``, and the direction may hold others, too.
+    ``chosen``: the names were selected by ``params=``, and the direction may also hold others.
     ``several``: it may hold m directions, as tensors (m, *shape).
     """
     if not isinstance(direction, Mapping):

@@ -57,5 +57,5 @@ def test_one_without_is_found(source: str) -> None:
 
 
 def test_a_reason_has_a_fix_of_its_own() -> None:
-    error = errors.Reason("cumsum", "it adds up samples").error("samples meet before the loss")
+    error = errors.Reason("cumsum", "it adds up samples").error("samples interact before the loss")
     assert error.fix == errors.LOOP

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import persample
-from persample.forms import Dense, Outer, Part, Picked, Pullback, guarded, total, within
+from persample.forms import Dense, Outer, Part, Picked, Pullback, bound_norms, total, within
 from persample.testing import oracle, relative_error
 
 from ..models import Fn, par
@@ -48,7 +48,9 @@ def is_exact(model: nn.Module, x: Tensor, **options: Any) -> None:
     direction = {name: torch.randn_like(rows[0]) for name, rows in want.items()}
     torch.testing.assert_close(tape.dots(direction), g @ flat(direction))
     again = {name: Dense(rows) for name, rows in want.items()}
-    sketched = sum(persample.forms.sums.projected(name, form, 8, 0) for name, form in again.items())
+    sketched = sum(
+        persample.forms.sums.project_parameter(name, form, 8, 0) for name, form in again.items()
+    )
     torch.testing.assert_close(tape.project(8, seed=0), sketched)
     if "lean" not in options:
         torch.testing.assert_close(tape.gram(), g @ g.T)
@@ -167,7 +169,7 @@ def test_balanced_factors_leave_nothing_in_doubt() -> None:
     unsure = form.unsure()
     assert unsure is not None
     unsure = unsure._replace(exactly=lambda which: asked.append(which) or form.exactly(which))
-    ((bounds, _),) = guarded([unsure])
+    ((bounds, _),) = bound_norms([unsure])
     assert not asked
     torch.testing.assert_close(unsure.found.double(), exact, rtol=1e-5, atol=0)
     assert bool((bounds.double() >= exact).all())

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import persample
 from persample.forms import Dense, Form, Outer, Picked, Rows, total, within
-from persample.forms.segments import few
+from persample.forms.segments import is_worth_picking
 
 from ..models import Fn, par
 from ..tape.test_clipping_bound import OPTIONS, bound_of, dominated, size, taped
@@ -101,7 +101,7 @@ def test_pixels_that_are_alike(
 
 def contribution(form: Form, i: int, bad: Tensor | None = None) -> float:
     """What sample i adds to a sum, as a multiple of its bound."""
-    bound = form.sq_bounds().sqrt()
+    bound = form.measured()[1].sqrt()
     c = torch.where(torch.arange(form.n) == i, 1 / bound, 0)
     form = form if bad is None else form.without(bad)
     return float(form.certain_sum(c).double().norm())
@@ -128,7 +128,7 @@ def test_a_table_of_many_rows_that_cancels_with_its_head() -> None:
     values = -(left.mT * right)[0] * (1 + 1e-8 * torch.randn(256, 600))
     outer = Outer(left, right, torch.Size((256, 600)))
     rows = Rows(None, torch.arange(256), values, 1, torch.Size((256, 600)))
-    assert few(rows, 0)
+    assert is_worth_picking(rows, 0)
     assert contribution(total([outer, rows]), 0) <= 1 + 1e-6
 
 

@@ -15,9 +15,10 @@ from unittest import mock
 
 import persample
 from persample.errors import PersampleError
-from persample.guards import content_checks, guards
+from persample.guards import guards
 from persample.guards.extracted_numbers import Received
 from persample.guards.guards import Guards
+from persample.uses import contents
 from persample.uses.tensor_states import TensorStates
 
 SOURCE = Path(persample.__file__).parent
@@ -56,7 +57,7 @@ def contents_of(kind: str) -> str:
     return f"the contents of {kind} changed, unseen by version counters"
 
 
-class Watched(content_checks.Values):
+class Watched(contents.Values):
     """Knows which of its tensors changed, and whose they are."""
 
     whose: dict[int, str] = {}
@@ -66,7 +67,7 @@ class Watched(content_checks.Values):
         seen = [(t, self.whose.get(id(t), "constants")) for t in tensors]
         seen = [(t, kind) for t, kind in seen if kind != self.blind]
         super().__init__([t for t, _ in seen])
-        self.parts = [(kind, content_checks.Values([t])) for t, kind in seen]
+        self.parts = [(kind, contents.Values([t])) for t, kind in seen]
 
     def changed(self) -> bool:
         for kind, part in self.parts:

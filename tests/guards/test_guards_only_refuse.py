@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import persample
-from persample.guards.guards import switched_off
 from persample.testing import oracle, relative_error
+from tests.guard_table.no_guards import switched_off
 
 from ..attacks.__main__ import CASES as ATTACKS
 from ..attacks.__main__ import SCRIPTS, part

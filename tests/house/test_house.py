@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -249,25 +251,63 @@ def test_applications_are_loaded_when_they_are_used() -> None:
     program = (
         "import sys, persample\n"
         f"names = ['persample.' + n for n in {APPLICATIONS}]\n"
-        "assert not [n for n in names if n in sys.modules]\n"
-        "assert dir(persample) and not [n for n in names if n in sys.modules]\n"
+        "assert dir(persample) and not [n for n in sys.modules if n.startswith('persample.')]\n"
+        "assert persample.record and persample.Tape and persample.flat and persample.testing\n"
+        "assert persample.layouts and not [n for n in names if n in sys.modules]\n"
         "from persample import Report, Show, inspect, verify\n"
         "assert persample.inspect is inspect and callable(inspect)\n"
         "assert persample.inspection.Report is Report\n"
         "assert callable(persample.expanded_weights.call_for_per_sample_grads)\n"
-        "assert persample.command_line.__doc__\n"
-        "assert not [n for n in sys.modules if n.startswith('persample.command_line.')]\n"
+        "assert not [n for n in sys.modules if n.startswith('persample.command_line')]\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
+def test_the_package_loads_quickly_after_torch(tmp_path: Path) -> None:
+    """With bytecode, as after an installation: the package alone, then all that record needs."""
+    program = (
+        "import time, torch\n"
+        "start = time.process_time()\n"
+        "import persample\n"
+        "alone = time.process_time() - start\n"
+        "persample.record, persample.Tape\n"
+        "print(alone, time.process_time() - start)\n"
+    )
+    environment = os.environ | {"PYTHONPYCACHEPREFIX": str(tmp_path)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    command = [sys.executable, "-c", program]
+    runs = [
+        subprocess.run(command, check=True, env=environment, capture_output=True, text=True)
+        for _ in range(4)
+    ]
+    alone, whole = zip(*(map(float, run.stdout.split()) for run in runs), strict=True)
+    assert min(alone) < 0.02
+    assert min(whole) < 0.2
+
+
 def test_the_package_shows_public_names_and_packages_only() -> None:
-    packages = {p.parent.name for p in SOURCE.glob("*/__init__.py")}
+    packages = {"expanded_weights", "forms", "inspection", "private", "rules"}
     assert set(dir(persample)) == {*persample.__all__, *packages, "__version__"}
     for name in dir(persample):
         getattr(persample, name)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         persample.nothing  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_type_checkers_see_the_same_names() -> None:
+    """``__init__.pyi`` names the modules that ``__init__.py`` loads."""
+    stub = ast.parse((SOURCE / "__init__.pyi").read_text())
+    homes = {
+        alias.name: node.module
+        for node in stub.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert {*homes, "__version__"} == set(dir(persample))
+    for name, home in homes.items():
+        module = f"{ROOT}.{home}" if home else ROOT
+        found = getattr(importlib.import_module(module), name)
+        assert getattr(persample, name) is found
 
 
 def test_every_rule_has_a_layout_rule() -> None:

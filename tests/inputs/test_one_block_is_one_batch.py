@@ -256,3 +256,36 @@ def test_a_plain_backward_is_a_backward(model: Masked) -> None:
         with pytest.raises(persample.UsageError, match="second batch"):
             squares(model(x(2))).sum().backward()
         tape.norms()
+
+
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("how", ["copy_", ".data", "NumPy", "a view of NumPy's memory"])
+def test_a_buffer_that_is_filled_again(model: Masked, how: str, joined: bool) -> None:
+    memory = x(1).numpy().copy()
+    buffer = x(1) if how in ("copy_", ".data") else torch.from_numpy(memory)
+    given = buffer.view(4, 3) if "view" in how else buffer
+    with persample.record(model) as tape:
+        first = squares(model(given))
+        if not joined:
+            tape.backward(first)
+        if how == "copy_":
+            buffer.copy_(x(2))
+        elif how == ".data":
+            buffer.data.copy_(x(2))
+        else:
+            memory[:] = x(2).numpy()
+        with pytest.raises((persample.PersampleError, RuntimeError)):
+            second = squares(model(given))
+            tape.backward(first + second if joined else second)
+    if not joined:
+        expected = oracle(model, lambda m, batch: squares(m(batch)), x(1))
+        assert relative_error(tape.grads(), expected) < 1e-12
+
+
+def test_a_tensor_that_is_given_twice(model: Masked) -> None:
+    data = x(1)
+    with persample.record(model) as tape:
+        tape.backward(squares(model(data)))
+        tape.backward(2 * squares(model(data)))
+    expected = oracle(model, lambda m, batch: 3 * squares(m(batch)), x(1))
+    assert relative_error(tape.grads(), expected) < 1e-12

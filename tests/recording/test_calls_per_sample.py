@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import persample
-from persample.forms import Apart, Outer, Patches
+from persample.forms import Outer, Patches, SingleSamples
 from persample.testing import relative_error
 
 N = 5
@@ -140,7 +140,7 @@ def test_every_question(case: Any, lean: bool) -> None:
 
 
 def test_forms_are_those_of_the_batch() -> None:
-    for name, kind in (("wide", Outer), ("images", Patches), ("some", Apart)):
+    for name, kind in (("wide", Outer), ("images", Patches), ("some", SingleSamples)):
         layer, compute, data = CASES[name]
         torch.manual_seed(0)
         model, x = Loop(layer(), compute).double(), data()

@@ -12,7 +12,7 @@ from ..autograd_graph import leaves_of
 from ..errors import UsageError, describe, unheard
 from ..forms import Form, Joint
 from ..guards.guards import Guards
-from ..guards.messages import exchanged, gone, nobodys
+from ..guards.messages import gone, gradient_of_unowned_rows, slot_exchanged
 from ..rules import OfTable
 from ..run_state import uncast
 from ..uses.context import Context
@@ -81,7 +81,7 @@ class Collector:
         if not use.tapped.usual:
             for reason, grad in zip(use.tapped.refused, grads, strict=True):
                 if reason is not None and grad is not None:
-                    backward.refuse(reason.error("samples meet before the loss"))
+                    backward.refuse(reason.error("samples interact before the loss"))
                     return
         if torch.is_grad_enabled() or torch._C._is_any_autocast_enabled():
             with torch.no_grad(), uncast():
@@ -143,7 +143,7 @@ class Collector:
             if layout.ids is not None and grad is not None:
                 guessed = None if self._context.backward.ordered else use.guessed
                 if reached(layout.ids < 0, grad) or reached(guessed, grad):
-                    self._context.backward.refuse(nobodys(use))
+                    self._context.backward.refuse(gradient_of_unowned_rows(use))
                     return True
         return False
 
@@ -158,7 +158,7 @@ class Collector:
             for end in ends:
                 name = parameters.stand(end)
                 if name is not None:
-                    self._context.backward.refuse(exchanged(use.place, name))
+                    self._context.backward.refuse(slot_exchanged(use.place, name))
                     return True
         return False
 
@@ -198,7 +198,7 @@ class Collector:
         by_hand = self._context.user_code.by_hand
         found = attached(contribution, names, self._selected, by_hand)
         if found and found[0][1].__class__ is Joint:
-            self._guards.expect_steady(contribution.operand.edge.node, found)
+            self._guards.expect_deterministic(contribution.operand.edge.node, found)
         return found
 
     def sources(self, operand: Operand) -> list[str]:

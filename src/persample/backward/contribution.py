@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from ..autograd_graph import expect_unconverted, leaves_of, lookups_of, nodes_of
-from ..distributed import freed
+from ..distributed import is_freed
 from ..errors import UsageError, describe
-from ..forms import Apart, Dense, Form, Joint, Part, Picked, Pullback, Replay, Scaled
-from ..guards.messages import expanded
+from ..forms import Dense, Form, Joint, Part, Picked, Pullback, Replay, Scaled, SingleSamples
+from ..guards.messages import hook_on_expanded
 from ..rules import OfTable
 from ..rules.embedding import of_table
 from ..uses.tensor_states import version, versions
@@ -22,7 +22,7 @@ from ..uses.use import Firing, Operand, Use
 from .elementwise_weights import scaled_back
 
 Selected = Mapping[str, Tensor]
-_LATE = (Apart, Replay)  # forms that may run an operator again
+_LATE = (SingleSamples, Replay)  # forms that may run an operator again
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ class Contribution:
 
 
 def _replays(form: Form) -> bool:
-    if isinstance(form, Apart):
+    if isinstance(form, SingleSamples):
         return any(_replays(part) for part in form.parts.values())
     return isinstance(form, Replay)
 
@@ -101,7 +101,7 @@ def attached(
     if by_hand and operand.edge is not None and _passes(operand.edge.node, by_hand):
         expect_unconverted(operand.edge.node, describe(entry.use.place))
         if form.shape != operand.value.shape:
-            raise expanded(entry.use)
+            raise hook_on_expanded(entry.use)
         return [
             (name, Joint([form], [operand.edge], selected[name]))
             for name in sources(operand, selected)
@@ -194,7 +194,7 @@ def written_out(entry: Contribution, selected: Selected) -> list[Contribution] |
     None where the memory is gone already.
     """
     needed = sources(entry.operand, selected)
-    if any(freed(selected[name]) for name in needed):
+    if any(is_freed(selected[name]) for name in needed):
         return None
     if isinstance(entry.form, Replay):
         entry.form = Dense(entry.form.wide_dense())

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..forms import Form, Part, scaled, wide
+from ..forms import Form, Part, scale_form, wide
 from ..uses.tensor_states import version
 
 _SAME = frozenset(("AliasBackward0", "CloneBackward0", "ToCopyBackward0"))
@@ -60,7 +60,7 @@ def scaled_back(form: Form, edge: Any, parameter: Tensor) -> Form | None:
     if factor is None and form.dtype != parameter.dtype:
         factor = torch.ones((), dtype=dtype, device=parameter.device)
     if factor is not None:
-        form = scaled(form, factor, found.key, parameter.dtype)
+        form = scale_form(form, factor, found.key, parameter.dtype)
     if places.is_contiguous() and places.shape == parameter.shape:
         return form
     return Part(form, parameter.shape, places.stride(), 0)

@@ -76,7 +76,7 @@ class LossChecks:
         n = self._context.n
         advice = self._inputs.guess.advice(losses, n) or self._coincidence(state)
         if isinstance(state, Mixed) and (n is None or advice):
-            error = state.reason.error("samples meet before the loss", fix=LOOP)
+            error = state.reason.error("samples interact before the loss", fix=LOOP)
             fix = f"{advice}; or {error.fix}" if advice else error.fix
             raise MixedSamplesError(error.what, where=error.where, why=error.why, fix=fix)
         if n is None:
@@ -203,7 +203,7 @@ def expect_losses(losses: Tensor, state: Any, n: int) -> tuple[bool, Reason | No
     if isinstance(state, Mixed):
         each = "pass one loss per sample: what joins them is no sum or mean over samples"
         fix = LOOP if losses.dim() else each
-        error = state.reason.error("samples meet before the loss", fix=fix)
+        error = state.reason.error("samples interact before the loss", fix=fix)
         fix = rows_of_a_sample(losses, n)
         if fix:
             fix += f"; or, {state.reason.fix}" if state.reason.fix else ""

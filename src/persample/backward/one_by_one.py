@@ -8,7 +8,7 @@ from torch import Tensor
 from ..autograd_graph import nodes_of, own_functions
 from ..errors import UsageError, VerificationError
 from ..forms.walk import ends
-from ..guards.determinism import unsteady
+from ..guards.determinism import not_deterministic
 from ..layouts.layout import Layout, ids_of
 from ..modes import entered, watching
 from ..run_state import largest, noise, tolerance
@@ -204,7 +204,7 @@ def _expect_the_same(
         now = torch.zeros_like(row) if g is None else g
         top = torch.maximum(row.abs(), now.abs()).nan_to_num(0.0, 0.0, 0.0).sum()
         if bool(((row - now).abs() > tolerance(dtype) * top).any()):
-            raise unsteady(name)
+            raise not_deterministic(name)
 
 
 def narrowest(losses: Tensor) -> torch.dtype:

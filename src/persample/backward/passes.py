@@ -12,7 +12,7 @@ from ..autograd_graph import expect_unconverted, leaves_of
 from ..errors import PersampleError, StaleError, UsageError
 from ..forms import Form
 from ..guards.guards import Guards
-from ..guards.messages import exchanged
+from ..guards.messages import slot_exchanged
 from ..inputs.inputs import Inputs
 from ..layouts.layout import Layout
 from ..layouts.unowned_rows import in_order
@@ -109,7 +109,7 @@ class Passes:
             for leaf in leaves_of(node):
                 name = parameters.stand(leaf)
                 if name is not None:
-                    raise exchanged(None, name)
+                    raise slot_exchanged(None, name)
         self._inputs.guess.expect_agreement(losses, self._context.n)
 
     def _expect_possible(self) -> None:
@@ -181,7 +181,7 @@ class Passes:
             with torch._C.DisableTorchFunction(), torch.no_grad(), uncast():
                 lean.finish()
             drawn = random is not None and not user_code.exposed and random.changed()
-            self._guards.comparison.finish(restless=drawn)
+            self._guards.comparison.finish(random=drawn)
             with torch._C.DisableTorchFunction():
                 # an edge of the graph: the caller may write to the losses, or detach them
                 root = (get_gradient_edge(losses), losses.device, seed, factor) if keep else None

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 
 import torch
 
-from ..forms import Apart, Form, Rows
+from ..forms import Form, Rows, SingleSamples
 from ..layouts.layout import Layout
-from ..rules import RULES, Forms, OfTable, Rule, Unsuited, generic, stretched
+from ..rules import RULES, Forms, OfTable, Rule, Unsuited, by_expanded_copies, generic
 from ..uses.use import Firing, Use
 from .contribution import expect_fitting, small
 
@@ -42,7 +42,7 @@ def forms_of(
                 expect_fitting(use, found, n)
             return found, rule.__name__
     try:
-        return stretched(use, firing, n), stretched.__name__
+        return by_expanded_copies(use, firing, n), by_expanded_copies.__name__
     except Unsuited:
         return generic(use, firing, n), "generic"
 
@@ -83,7 +83,7 @@ def _placed(form: Form | OfTable | None, sample: int, n: int) -> Form | OfTable 
     if isinstance(form, Rows):
         return _rows(form, sample, n)
     kept = small(form)
-    return Apart({sample: kept}, n, kept)
+    return SingleSamples({sample: kept}, n, kept)
 
 
 def _rows(form: Rows, sample: int, n: int) -> Rows:

@@ -156,7 +156,7 @@ def _expect_apart(context: Context, roots: list[Any], seeds: list[Any]) -> None:
                 continue
             context.backward.refuse(
                 MixedSamplesError(
-                    "samples meet where a reentrant checkpoint runs again",
+                    "samples interact where a reentrant checkpoint runs again",
                     where=state.reason.where(),
                     why=state.reason.why,
                     fix="checkpoint(..., use_reentrant=False) everywhere",

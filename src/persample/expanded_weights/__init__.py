@@ -9,8 +9,8 @@ torch.Size([2, 1, 3])
 
 Files have the names they have there: ``expanded_weights_impl`` (ExpandedWeight and the tables),
 ``expanded_weights_utils`` (what rules call), ``*_expanded_weights`` (the rules), ``conv_utils``.
-Ours beside them, in the order of a call: ``entry`` → ``detached`` → ``stretch`` → ``written`` for a
-module, ``recorded_rule`` → ``recorded_call`` → ``stretch`` for a function.
+Ours beside them, in the order of a call: ``entry`` → ``detached`` → ``recorded_graph`` →
+``written`` for a module, ``recorded_rule`` → ``recorded_call`` → ``recorded_graph`` for a function.
 """
 
 from . import recurrent_functions  # noqa: F401  (fills the table of recurrent functions)

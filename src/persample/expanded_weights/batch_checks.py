@@ -58,14 +58,14 @@ def expect_size(func: Any, data: Tensor, size: int, weight: ExpandedWeight) -> N
 def expect_alike(func: Any, weights: Sequence[ExpandedWeight], *names: str) -> None:
     """Refuse expanded weights of one call that differ in what they say of its samples."""
     for name in names:
-        told = [getattr(w, name) for w in weights]
-        other = next((t for t in told if t != told[0]), None)
+        given = [getattr(w, name) for w in weights]
+        other = next((t for t in given if t != given[0]), None)
         if other is not None:
             raise UsageError(
                 f"Expected ExpandedWeights to all have the same {name} argument but got one with "
-                f"{told[0]} and one with {other}",
+                f"{given[0]} and one with {other}",
                 where=_place(func),
-                why="they meet the same samples, and one loss",
+                why="they are used with the same samples, and one loss",
                 fix="make the Expanded Weights of one call alike",
             )
 

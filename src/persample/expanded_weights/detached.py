@@ -10,7 +10,7 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 
 class Detached:
-    """Inputs that require gradients, and what stands in for them inside the stretch.
+    """Inputs that require gradients, and what stands in for them inside the recorded part.
 
     ``leaves`` collect the gradients of ``outer``. A module may write to an input that has a
     history: it gets such a one, too, and what it wrote is the caller's tensor afterwards.

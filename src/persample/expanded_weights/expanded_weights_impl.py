@@ -89,7 +89,7 @@ class ExpandedWeight(Tensor):
         args: Any = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Functions of the table are applied; looking at size or dtype asks the original."""
+        """Functions of the table are applied; size or dtype are the original's."""
         kwargs = kwargs or {}
         rule = cls.handled_functions.get(func)
         if rule is not None:
@@ -145,7 +145,7 @@ class ExpandedWeight(Tensor):
         return self.orig_weight.get_device()
 
     def set_batch_first(self, is_batch_first: bool = True) -> None:
-        """Say whether samples are on axis 0 (else 1) of the data that this weight meets."""
+        """Say whether samples are on axis 0 (else 1) of the data that this weight is used with."""
         self.batch_first = is_batch_first
 
     def set_allow_smaller_batches(self, is_allow_smaller_batches: bool) -> None:

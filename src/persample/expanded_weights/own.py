@@ -73,7 +73,7 @@ class OwnRules:
         kind = f"{state}" if isinstance(state, Layout) else "no samples"
         raise UsageError(
             "Expected ExpandedWeights to have batch size matching input: a rule of your own for "
-            f"{operator.name} met an input with {kind}",
+            f"{operator.name} was given an input with {kind}",
             where=describe(here()),
             why=f"rules for Expanded Weights need one sample per index of axis {self.batch.dim}",
             fix="bring the samples there, or remove the rule: persample follows every operator",

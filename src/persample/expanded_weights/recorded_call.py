@@ -11,8 +11,8 @@ from torch.nn.utils.rnn import PackedSequence
 from ..uses.signature import taken_apart
 from .batch_checks import expect_alike
 from .expanded_weights_impl import ExpandedWeight
+from .recorded_graph import run
 from .sample_batch import Batch
-from .stretch import run
 
 
 class Call(nn.Module):

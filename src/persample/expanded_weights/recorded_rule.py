@@ -1,4 +1,4 @@
-"""What every rule of ours does: forward records the call, backward asks the recording.
+"""What every rule of ours does: forward records the call, backward queries the recording.
 
 The mathematics is that of the recorder's rules and forms, as for a whole model.
 """
@@ -16,7 +16,7 @@ from .batch_checks import expect_batch, mixture
 from .expanded_weights_impl import ExpandedWeight
 from .expanded_weights_utils import is_batch_first, standard_kwargs
 from .recorded_call import Call, record_call
-from .stretch import expect_first_order
+from .recorded_graph import expect_first_order
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -53,7 +53,7 @@ def recorded_forward(
     axis = 0 if is_batch_first(values) else 1
     with torch.enable_grad():
         out: Tensor = record_call(call, values, data, data.shape[axis], axis)
-    ctx.stretch = getattr(out.grad_fn, "stretch", None)  # this rule's node takes its place
+    ctx.recorded = getattr(out.grad_fn, "recorded", None)  # this rule's node takes its place
     ctx.count, ctx.place = len(values), next(k for k, v in enumerate(values) if v is data)
     tensors = [v for v in values if isinstance(v, Tensor)]
     ctx.weights = [k for k, v in enumerate(tensors) if isinstance(v, ExpandedWeight)]
@@ -66,7 +66,7 @@ def recorded_backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...
     nodes = [ctx.next_functions[k][0] for k in ctx.weights]
     wanted = any(torch._C._will_engine_execute_node(node) for node in nodes)
     found: list[Tensor | None] = [None] * (2 + ctx.count)
-    grads = ctx.stretch.backward((grad_output,), wanted=wanted)
+    grads = ctx.recorded.backward((grad_output,), wanted=wanted)
     if grads:
         found[2 + ctx.place] = grads[0]
     return tuple(found)
@@ -74,4 +74,4 @@ def recorded_backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...
 
 def is_recorded(ctx: Any) -> bool:
     """Whether a rule's forward kept a recording."""
-    return getattr(ctx, "stretch", None) is not None
+    return getattr(ctx, "recorded", None) is not None

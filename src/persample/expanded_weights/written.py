@@ -14,7 +14,7 @@ _PARTS = 2  # parts in which the samples' rows of a conv3d are written out
 
 
 class Written:
-    """Rows of every parameter, written out as soon as a use fires; factors are let go."""
+    """Rows of every parameter, written out as soon as a use fires; factors are freed."""
 
     def __init__(self, selected: Mapping[str, Tensor]) -> None:
         self.selected = selected
@@ -69,7 +69,7 @@ def _fresh(form: Form) -> Tensor:
     """Rows in memory of their own; those of conv3d for some samples at a time.
 
     Kernels for volumes copy input and output gradient into an order of their own (oneDNN), while
-    both and the input's gradient are alive.
+    both and the input's gradient are held.
     """
     if not isinstance(form, Patches) or len(form.shape) < 5:
         return form.fresh()

@@ -2,14 +2,14 @@
 
 from .cost import BUDGET, JOINED, LEAN, WALK, Plan, scratch, spans, within
 from .dense import Dense
-from .fast.common_pullback import pulled
+from .fast.common_pullback import pull_back_together
 from .fast.disjoint_parts import Pieces
-from .fast.elementwise import Scaled, scaled
+from .fast.elementwise import Scaled, scale_form
 from .fast.picked_rows import Picked
-from .fast.product_cache import sharing
+from .fast.product_cache import share_products
 from .fast.row_cache import kept_rows
-from .fast.single_samples import Apart
-from .fast.stacked import Together, together
+from .fast.single_samples import SingleSamples
+from .fast.stacked import Stacked, stack_forms
 from .form import Form, inner, lift, real, wide
 from .geometry import Geometry
 from .merging import total
@@ -19,12 +19,13 @@ from .pixels import Pixels
 from .position_shares import shares
 from .pullback import Pullback
 from .replay import Replay
-from .rounding import Unsure, doubts, guarded, restored
+from .rounding import Unsure, bound_norms, doubts, recompute_doubtful
 from .sketch import Sketch, kept_sketch
 from .strided_part import Part
 from .table_rows import Rows
 from .total import Total
 from .user_maps import Joint
+from .walk import walk_rows
 
 __all__ = [
     "BUDGET",
@@ -47,26 +48,30 @@ __all__ = [
     "Replay",
     "Rows",
     "Scaled",
+    "SingleSamples",
     "Sketch",
+    "Stacked",
     "Together",
     "Total",
     "Unsure",
+    "bound_norms",
     "doubts",
-    "guarded",
     "inner",
     "kept_rows",
     "kept_sketch",
     "lift",
-    "pulled",
+    "pull_back_together",
     "real",
-    "restored",
-    "scaled",
+    "recompute_doubtful",
+    "scale_form",
     "scratch",
+    "share_products",
     "shares",
-    "sharing",
     "spans",
-    "together",
+    "stack_forms",
     "total",
+    "walk_rows",
     "wide",
     "within",
 ]
+Apart, Together = SingleSamples, Stacked  # former names

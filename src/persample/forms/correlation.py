@@ -16,7 +16,7 @@ from .cost import spans
 from .fast.product_cache import rows_by_rows
 from .form import real, wide
 from .geometry import Geometry, unfold
-from .rounding import hidden
+from .rounding import hidden_in_products
 
 
 def patch_products(
@@ -34,7 +34,7 @@ def patch_products(
     pixels = x.flatten(3).mT
     products = rows_by_rows(pixels, pixels).view(n, g, *spatial, *spatial)
     for axis in range(axes):
-        products = _summed(
+        products = _sum_taps(
             products, 2 + axis, 2 + axes + axis, kernel[axis], out[axis], stride[axis],
             padding[axis], dilation[axis],
         )  # fmt: skip
@@ -42,7 +42,7 @@ def patch_products(
     return products.reshape(n, g, positions, positions)
 
 
-def _summed(
+def _sum_taps(
     products: Tensor,
     one: int,
     two: int,
@@ -114,7 +114,7 @@ def by_positions(
         some = grad[first:last].to(dtype).unflatten(1, (groups, -1)).flatten(3).mT
         products = rows_by_rows(some, some)
         patches = _of_patches(x[first:last].to(dtype), grad, shape, geometry)
-        slack[first:last] = hidden(products, patches, *lengths)
+        slack[first:last] = hidden_in_products(products, patches, *lengths)
         products *= patches
         out[first:last] = products.sum((1, 2, 3))
         energy[first:last] = products.diagonal(dim1=2, dim2=3).sum((1, 2))

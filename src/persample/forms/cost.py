@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 BUDGET = 64 << 20  # bytes of scratch memory that a question may take beyond its result
-LEAN = 2 << 20  # where as little as possible is to be alive at once
+LEAN = 2 << 20  # where as little memory as possible is to be held at once
 WALK = 16 << 20  # the same where less would mean to walk one graph again and again
 _LIMIT: ContextVar[int] = ContextVar("scratch memory", default=BUDGET)
 _BYTE = 2  # multiplications that take as long as moving a byte of an intermediate result
@@ -77,10 +77,10 @@ class Plan:
 
 
 def all_of(plans: Sequence[Plan], n: int) -> Plan:
-    """Of all parts, each asked on its own."""
+    """Of all parts, each computed on its own."""
     ways = " + ".join(dict.fromkeys(p.way for p in plans))
     flops, moved = sum(p.flops for p in plans), sum(p.moved for p in plans)
-    return Plan(ways, flops, moved, max(p.item for p in plans), n)
+    return Plan(ways or "nothing", flops, moved, max((p.item for p in plans), default=0), n)
 
 
 def cheapest(*plans: Plan) -> Plan:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .cost import Plan
-from .form import Form, shared, squared, wide
+from .form import Form, row_sq_norms, shares_memory, wide
 from .sketch import Sketch
 
 
@@ -26,7 +26,7 @@ class Dense(Form):
 
     def owns(self, rows: Tensor) -> bool:
         """Dense rows are handed out as they are."""
-        return shared(rows, [self.values])
+        return shares_memory(rows, [self.values])
 
     def fresh(self) -> Tensor:
         """A copy."""
@@ -53,7 +53,7 @@ class Dense(Form):
         wanted = wide(self.dtype)
         if self.dtype.is_complex or self.dtype != wanted or not self.values.is_contiguous():
             return super().sq_norms()
-        return squared(self.values)
+        return row_sq_norms(self.values)
 
     def project(self, sketch: Sketch) -> Tensor:
         """Of all rows at once: they are there."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .cost import Plan, scratch, spans
-from .rounding import RUN, Unsure, enlarged, finer
+from .rounding import RUN, Unsure, enlarge, fine_dtype
 from .sketch import Sketch
 
 
@@ -45,7 +45,7 @@ def lift(seeds: Sequence[Tensor], dtype: torch.dtype) -> Tensor | None:
     return torch.exp2(-torch.floor(torch.log2(peak)))
 
 
-def shared(rows: Tensor, tensors: Iterable[Tensor]) -> bool:
+def shares_memory(rows: Tensor, tensors: Iterable[Tensor]) -> bool:
     """Whether rows lie in the memory of one of the tensors, or are zeros without memory."""
     memory = _memory(rows)
     return memory is None or any(_memory(t) == memory for t in tensors)
@@ -70,13 +70,13 @@ def pairwise(one: Tensor, two: Tensor) -> Tensor:
     one, two = one.to(dtype), two.to(dtype)
     if one.shape[1] <= RUN or dtype == torch.float64:
         return one @ two.T
-    out = one.new_zeros(one.shape[0], two.shape[0], dtype=finer(one.device))
+    out = one.new_zeros(one.shape[0], two.shape[0], dtype=fine_dtype(one.device))
     for first in range(0, one.shape[1], RUN):
         out += one[:, first : first + RUN] @ two[:, first : first + RUN].T
     return out
 
 
-def added(tensors: Sequence[Tensor]) -> Tensor:
+def add_all(tensors: Sequence[Tensor]) -> Tensor:
     """The sum of tensors."""
     out = tensors[0]
     for tensor in tensors[1:]:
@@ -84,7 +84,7 @@ def added(tensors: Sequence[Tensor]) -> Tensor:
     return out
 
 
-def squared(rows: Tensor) -> Tensor:
+def row_sq_norms(rows: Tensor) -> Tensor:
     """‖rows[i]‖², in short runs: as accurate as squaring first, without writing the squares."""
     flat = flat_rows(rows)
     if flat.stride(1) != 1:  # numbers that are not side by side would be added up in one lane
@@ -147,10 +147,10 @@ class Form:
 
     def owns(self, rows: Tensor) -> bool:
         """Whether dense rows are, or lie in, memory that the form is made of."""
-        return shared(rows, self.tensors())
+        return shares_memory(rows, self.tensors())
 
     def fresh(self) -> Tensor:
-        """Dense rows in memory that nobody else has."""
+        """Dense rows in memory of their own."""
         rows = self.dense().contiguous()
         return rows.clone() if self.owns(rows) else rows
 
@@ -170,7 +170,7 @@ class Form:
         return self.size * wide(self.dtype).itemsize
 
     def plan(self) -> Plan:
-        """How norms are taken, and what that costs."""
+        """How norms are computed, and what that costs."""
         moved = 2 * self.n * self.row_bytes()
         return Plan("rows", self.work(), moved, self.row_bytes(), self.n)
 
@@ -183,7 +183,7 @@ class Form:
         """‖gᵢ‖² for every sample: (n,)."""
         out = torch.zeros(self.n, dtype=real(self.dtype), device=self.device)
         for first, last, rows in self.rows():
-            out[first:last] = squared(rows)
+            out[first:last] = row_sq_norms(rows)
         return out
 
     def estimated(self) -> tuple[Tensor, Tensor]:
@@ -196,22 +196,17 @@ class Form:
         rows = [flat_rows(self.wide_dense(i, i + 1)).double() for i in which.tolist()]
         return torch.cat([r.square().sum(1) for r in rows])
 
-    def sq_bounds(self) -> Tensor:
-        """Numbers that ‖gᵢ‖² certainly does not exceed, tight up to rounding."""
-        return self.measured()[1]
-
     def enlarged(self, found: Tensor) -> Tensor:
-        """Bounds of squared norms that were taken of the rows that sums are taken of."""
-        return enlarged(found, 2 * self.size if self.dtype.is_complex else self.size)
+        """Bounds of squared norms of the rows that sums are computed from."""
+        return enlarge(found, 2 * self.size if self.dtype.is_complex else self.size)
 
     def rounding(self) -> Tensor:
-        """How far :meth:`certain_sum` of one sample may be from what its norm was taken of."""
+        """How far :meth:`certain_sum` of one sample may be from what its norm was computed from."""
         return torch.zeros(self.n, dtype=real(self.dtype), device=self.device)
 
     def measured(self) -> tuple[Tensor, Tensor]:
-        """Squared norms and their bounds, for those who need both: rows are written out once."""
-        found = self.sq_norms()
-        return found, self.enlarged(found)
+        """Squared norms, and numbers that they certainly do not exceed, tight up to rounding."""
+        return self.certified()[:2]
 
     def unsure(self) -> Unsure | None:
         """Norms and what their bounds follow from, where many are looked at together."""
@@ -219,7 +214,8 @@ class Form:
 
     def certified(self) -> tuple[Tensor, Tensor, Tensor]:
         """Squared norms, their bounds, and :meth:`rounding`, from the same products."""
-        return *self.measured(), self.rounding()
+        found = self.sq_norms()
+        return found, self.enlarged(found), self.rounding()
 
     def weighted_sum(self, c: Tensor) -> Tensor:
         """Σᵢ cᵢ gᵢ: (*shape)."""

@@ -26,7 +26,7 @@ class Mapped(Form):
         raise NotImplementedError
 
     def map(self) -> Hashable:
-        """What tells the map from others: sums of forms with the same one are mapped once."""
+        """What identifies the map: sums of forms with the same one are mapped once."""
         raise NotImplementedError
 
     def tensors(self) -> list[Tensor]:

@@ -11,7 +11,7 @@ from .form import Form
 class Masked(Form):
     """Zero for ``bad`` samples; the others' rows are computed as they are with them.
 
-    What is computed in another way is rounded in another way: norms were taken of these very rows.
+    What is computed in another way is rounded in another way, and norms come from these very rows.
     """
 
     __slots__ = ("bad", "form")
@@ -50,12 +50,12 @@ class Masked(Form):
 
     def dense(self, first: int = 0, last: int | None = None) -> Tensor:
         """The form's rows, some of them zero."""
-        return self._cleared(self.form.dense(first, last), first, last)
+        return self._clear(self.form.dense(first, last), first, last)
 
     def wide_dense(self, first: int = 0, last: int | None = None) -> Tensor:
         """The form's wide rows, some of them zero."""
-        return self._cleared(self.form.wide_dense(first, last), first, last)
+        return self._clear(self.form.wide_dense(first, last), first, last)
 
-    def _cleared(self, rows: Tensor, first: int, last: int | None) -> Tensor:
+    def _clear(self, rows: Tensor, first: int, last: int | None) -> Tensor:
         bad = self.bad[first:last].view(-1, *[1] * len(self.shape))
         return torch.where(bad, torch.zeros((), dtype=rows.dtype, device=rows.device), rows)

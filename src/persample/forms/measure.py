@@ -9,7 +9,7 @@ from .form import Form
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A form in numbers; ``norms`` is the way in which its parameter's norms are taken."""
+    """A form in numbers; ``norms`` is how its parameter's norms are computed."""
 
     form: str
     norms: str
@@ -18,7 +18,7 @@ class Measure:
     dense_bytes: int
 
 
-def measured(form: Form, whole: Form, *, kept: bool = True) -> Measure:
+def measure_form(form: Form, whole: Form, *, kept: bool = True) -> Measure:
     """The numbers of one use's form; ``whole`` is its parameter's form of all uses."""
     return Measure(
         form=type(form).__name__,

@@ -10,14 +10,14 @@ from .cost import scratch
 from .dense import Dense
 from .fast.disjoint_parts import Pieces, disjoint
 from .fast.picked_rows import Picked
-from .fast.single_samples import Apart, side_by_side
-from .form import Form, added, wide
+from .fast.single_samples import SingleSamples, merge_single_samples
+from .form import Form, add_all, wide
 from .mapped import Mapped
 from .outer import Outer
 from .strided_part import Part
 from .table_rows import Rows, concatenated_rows
 from .total import Total
-from .user_maps import Joint, joined
+from .user_maps import Joint, join_uses
 
 
 def total(forms: list[Form]) -> Form:
@@ -31,8 +31,8 @@ def total(forms: list[Form]) -> Form:
     joint: list[Joint] = []
     apart: dict[int, list[Form]] = {}
     mapped: dict[Hashable, list[Mapped]] = {}
-    for form in _unfolded(forms):
-        if isinstance(form, Apart):
+    for form in _unfold(forms):
+        if isinstance(form, SingleSamples):
             for i, part in form.parts.items():
                 apart.setdefault(i, []).append(part)
         elif isinstance(form, Outer):
@@ -48,39 +48,39 @@ def total(forms: list[Form]) -> Form:
         else:
             merged.append(form)
     for group in outers.values():
-        merged.append(group[0] if len(group) == 1 else _concatenated(group))
+        merged.append(group[0] if len(group) == 1 else _concatenate(group))
     tables = tables + _as_tables(mapped, known=bool(tables))
     if tables:
         merged.append(tables[0] if len(tables) == 1 else concatenated_rows(tables))
     if dense:
-        merged.append(dense[0] if len(dense) == 1 else _added(dense))
+        merged.append(dense[0] if len(dense) == 1 else _add_dense(dense))
     for alike in mapped.values():
         sums = alike[0].of(total([f.form for f in alike])) if len(alike) > 1 else alike[0]
         merged.append(sums)
     if joint:
-        merged.append(joined(joint))
+        merged.append(join_uses(joint))
     if apart:
         own = {i: total(parts) for i, parts in sorted(apart.items())}
-        merged.append(side_by_side(own, forms[0].n))
-    merged = _pieced(merged)
+        merged.append(merge_single_samples(own, forms[0].n))
+    merged = _join_disjoint(merged)
     return merged[0] if len(merged) == 1 else Total(merged)
 
 
-def _added(dense: list[Dense]) -> Dense:
+def _add_dense(dense: list[Dense]) -> Dense:
     """Rows of several uses, in float32 at least."""
-    return Dense(added([d.values.to(wide(d.dtype)) for d in dense]))
+    return Dense(add_all([d.values.to(wide(d.dtype)) for d in dense]))
 
 
-def _unfolded(forms: list[Form]) -> Iterator[Form]:
+def _unfold(forms: list[Form]) -> Iterator[Form]:
     """Pieces one by one: those of several uses may be of the same places."""
     for form in forms:
         if isinstance(form, Pieces):
             yield from form.parts
         else:
-            yield _turned(form)
+            yield _swap_factors(form)
 
 
-def _turned(form: Form) -> Form:
+def _swap_factors(form: Form) -> Form:
     """Products of a transposed matrix as those of the matrix: factors in the other order.
 
     An autoencoder that uses its weight both ways has two uses of one kind then.
@@ -93,16 +93,16 @@ def _turned(form: Form) -> Form:
     left, right = form.form.given
     if (left.shape[-1], right.shape[-1]) != tuple(form.view[-2:]):
         return form  # their lengths are those of other axes
-    return Turned(right, left, form.shape)
+    return Transposed(right, left, form.shape)
 
 
-class Turned(Outer):
+class Transposed(Outer):
     """Products of a matrix's transpose: inputs are on the side of others' output gradients."""
 
     __slots__ = ()
 
 
-def _balanced(form: Outer) -> Outer:
+def _balance(form: Outer) -> Outer:
     """The same products from factors of about one size, sample by sample.
 
     Output gradients are small and inputs large. Side by side, what rounding may hide in the large
@@ -133,7 +133,7 @@ def _as_tables(mapped: dict[Hashable, list[Mapped]], *, known: bool) -> list[Row
     return [f.table() for alike in groups for f in alike if isinstance(f, Picked)]
 
 
-def _pieced(forms: list[Form]) -> list[Form]:
+def _join_disjoint(forms: list[Form]) -> list[Form]:
     """Pieces that do not overlap as one form."""
     parts = [f for f in forms if isinstance(f, Part)]
     if len(parts) < 2 or not disjoint(parts):
@@ -141,10 +141,10 @@ def _pieced(forms: list[Form]) -> list[Form]:
     return [*(f for f in forms if not isinstance(f, Part)), Pieces(parts)]
 
 
-def _concatenated(forms: list[Outer]) -> Outer:
+def _concatenate(forms: list[Outer]) -> Outer:
     """Several uses of one tensor are more positions of one form."""
-    if 0 < sum(isinstance(f, Turned) for f in forms) < len(forms):
-        forms = [_balanced(f) for f in forms]
+    if 0 < sum(isinstance(f, Transposed) for f in forms) < len(forms):
+        forms = [_balance(f) for f in forms]
     return Outer(
         torch.cat([f.left for f in forms], 2),
         torch.cat([f.right for f in forms], 2),

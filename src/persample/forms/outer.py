@@ -8,9 +8,17 @@ import torch
 from torch import Tensor
 
 from .cost import Plan, cheapest, scratch, spans
-from .form import Form, real, squared, wide
-from .position_products import between, by_pairs, energies, matrices, weighted, widened, written_out
-from .rounding import Unsure, guarded, restored, rounded, run_of
+from .form import Form, real, row_sq_norms, wide
+from .position_products import (
+    apply_weights,
+    energies,
+    inner_products,
+    matrices,
+    sq_norms_from_products,
+    sq_norms_from_rows,
+    widen,
+)
+from .rounding import Unsure, bound_norms, recompute_doubtful, rounding_error, run_of
 from .sketch import Sketch
 
 
@@ -21,7 +29,7 @@ class Outer(Form):
     holds the k·a·b numbers in that order. Complex factors are multiplied as they are.
 
     Factors of one block are kept as ``given``: (n, t, a) and (n, t, b), or (n, a) and (n, b) if
-    there is one position. They get their other axes when somebody looks at them.
+    there is one position. They get their other axes when they are needed.
     """
 
     __slots__ = ("given", "left", "right")
@@ -125,24 +133,24 @@ class Outer(Form):
         return out
 
     def _wide(self, first: int, last: int) -> tuple[Tensor, Tensor]:
-        return widened(self.left, self.right, first, last)
+        return widen(self.left, self.right, first, last)
 
     def sq_norms(self) -> Tensor:
         """By whichever of three ways is cheapest for these sizes."""
         if self.dtype.is_complex:
             return super().sq_norms()
         found, scale = self.estimated()
-        return found if scale is found else restored(found, scale, self.exactly)
+        return found if scale is found else recompute_doubtful(found, scale, self.exactly)
 
     def estimated(self) -> tuple[Tensor, Tensor]:
         """Products of positions may cancel."""
         if self.dtype.is_complex:
             return super().estimated()
         if self.t > 1 and self.plan().way == "gram":
-            found, _, scale = by_pairs(*self.given, sure=False)
+            found, _, scale = sq_norms_from_products(*self.given, sure=False)
             return found, scale
         if self.t > 1:
-            found = written_out(*self.given)
+            found = sq_norms_from_rows(*self.given)
         else:
             left, right = self._squares()
             found = self._over_blocks(left.mul_(right))
@@ -150,12 +158,12 @@ class Outer(Form):
 
     def exactly(self, which: Tensor) -> Tensor:
         """From factors in double precision."""
-        return written_out(self.left[which].double(), self.right[which].double())
+        return sq_norms_from_rows(self.left[which].double(), self.right[which].double())
 
     def _squares(self) -> tuple[Tensor, Tensor]:
         """‖l‖² and ‖r‖² of the only position, for each block."""
-        left, right = (f.flatten(0, -2) for f in widened(*self.given, 0, self.n))
-        return squared(left), squared(right)
+        left, right = (f.flatten(0, -2) for f in widen(*self.given, 0, self.n))
+        return row_sq_norms(left), row_sq_norms(right)
 
     def _over_blocks(self, each: Tensor) -> Tensor:
         return each.view(self.n, -1).sum(1) if each.shape[0] > self.n else each
@@ -164,44 +172,38 @@ class Outer(Form):
         """Some units of the sizes of all positions' terms, which may cancel."""
         if self.t <= 1:
             return super().rounding()
-        return self._astray(energies(*self.given))
+        return self._rounding_error(energies(*self.given))
 
-    def _astray(self, energy: Tensor) -> Tensor:
-        return rounded(energy, self.t, run_of(self.t, *self._lengths()))
+    def _rounding_error(self, energy: Tensor) -> Tensor:
+        return rounding_error(energy, self.t, run_of(self.t, *self._lengths()))
 
-    def measured(self) -> tuple[Tensor, Tensor]:
+    def certified(self) -> tuple[Tensor, Tensor, Tensor]:
         """The norms plus what rounding can have hidden; doubtful ones again in double precision.
 
         The sum itself is rounded too: what it may be off by counts as part of the gradient.
         """
-        if self.t != 1 or self.dtype.is_complex:
-            return self.certified()[:2]
+        unsure = self.unsure()
+        if unsure is not None:
+            return unsure.found, *bound_norms([unsure])[0]
+        off = self.rounding()
+        if self.dtype.is_complex:
+            found = self.sq_norms()
+            return found, (self.enlarged(found).sqrt() + 2 * off).square_(), off
         (left, right), (a, b) = self._squares(), self._lengths()  # nothing can cancel
         found, unit = self._over_blocks(left * right), torch.finfo(left.dtype)
-        # a square that vanished may have met a huge one
+        # a square that vanished may be multiplied by a huge one
         bound = self._over_blocks(left.add_(a * unit.tiny).mul_(right.add_(b * unit.tiny)))
-        return found, bound.mul_(1 + unit.eps * (4 * (math.sqrt(a) + math.sqrt(b)) + 16))
-
-    def certified(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Norms, bounds and rounding from the same products."""
-        if self.dtype.is_complex:
-            found, off = self.sq_norms(), self.rounding()
-            return found, (self.enlarged(found).sqrt() + 2 * off).square_(), off
-        if self.t == 1:
-            return *self.measured(), super().rounding()
-        unsure = self.unsure()
-        assert unsure is not None
-        return unsure.found, *guarded([unsure])[0]
+        return found, bound.mul_(1 + unit.eps * (4 * (math.sqrt(a) + math.sqrt(b)) + 16)), off
 
     def unsure(self) -> Unsure | None:
         """Products of positions may cancel."""
         if self.t == 1 or self.dtype.is_complex:
             return None
         if self.plan().way == "gram":
-            found, energy, hidden = by_pairs(*self.given, sure=True)
+            found, energy, hidden = sq_norms_from_products(*self.given, sure=True)
         else:
-            found, energy = written_out(*self.given), energies(*self.given)
-            off = self._astray(energy)  # of the rows
+            found, energy = sq_norms_from_rows(*self.given), energies(*self.given)
+            off = self._rounding_error(energy)  # of the rows
             hidden = (found.sqrt() * 2).add_(off).mul_(off)
         a, b = self._lengths()
         return Unsure(found, energy, hidden, a, b, self.t, run_of(self.t, a, b), self.exactly)
@@ -220,10 +222,10 @@ class Outer(Form):
         if self.n * item > scratch() and self.n > 1:
             sums = torch.zeros(*each[:-1], a, b, dtype=dtype, device=self.device)
             for first, last in spans(self.n, item):
-                left, right = weighted(*self.narrowed(first, last).given, c[first:last])
+                left, right = apply_weights(*self.narrowed(first, last).given, c[first:last])
                 (sums.addmm_ if one else sums.baddbmm_)(left.mT, right)
             return sums.view(self.shape)
-        left, right = weighted(*self.given, c)
+        left, right = apply_weights(*self.given, c)
         return (torch.mm if one else torch.bmm)(left.mT, right).view(self.shape)
 
     def dot(self, direction: Tensor) -> Tensor:
@@ -254,7 +256,7 @@ class Outer(Form):
         for first, last in spans(self.n, item):
             mine = self._wide(first, last)
             for start, stop in spans(other.n, 2 * k * t * s * 4 * (last - first)):
-                out[first:last, start:stop] = between(mine, other._wide(start, stop))
+                out[first:last, start:stop] = inner_products(mine, other._wide(start, stop))
         return out
 
     def _pairs_by_position(self, other: Form) -> bool:

@@ -9,14 +9,14 @@ from torch import Tensor
 
 from .correlation import by_positions, positions_pay, unfold_first
 from .cost import Plan, scratch, spans
-from .form import Form, double, real, squared, wide
+from .form import Form, double, real, row_sq_norms, wide
 from .geometry import Geometry, unfold
 from .outer import Outer
-from .rounding import Unsure, astray, guarded, lengths, restored, scale_of
+from .rounding import Unsure, bound_norms, error_units, lengths, recompute_doubtful, scale_of
 from .sketch import Sketch
 
 _COLUMNS = 8 << 20  # bytes of patches that are written out at once
-_LOOSE = 4e-2  # what rounding may add to a squared norm before it is taken again
+_LOOSE = 4e-2  # what rounding may add to a squared norm before it is computed again
 
 
 class Patches(Form):
@@ -69,7 +69,7 @@ class Patches(Form):
         if self._unfolds():
             part = self if last - first == self.n else self.narrowed(first, last)
             return part.write(self.grad.new_empty(part.n, *self.shape))
-        return self._folded(first, last)
+        return self._fold(first, last)
 
     def owns(self, rows: Tensor) -> bool:
         """Dense rows have their own memory."""
@@ -85,7 +85,7 @@ class Patches(Form):
         x, grad = self.x[part].to(dtype), self.grad[part].to(dtype)
         return Patches(x, grad, self.weight, self.geometry, m).dense()
 
-    def _folded(self, first: int, last: int) -> Tensor:
+    def _fold(self, first: int, last: int) -> Tensor:
         """All images in one convolution, each image a group of its own."""
         m = self.images
         x, grad = self.x[first * m : last * m], self.grad[first * m : last * m]
@@ -153,7 +153,7 @@ class Patches(Form):
         if self.dtype.is_complex or self.n == 0:
             return super().sq_norms()
         found, scale = self.estimated()
-        return found if scale is found else restored(found, scale, self.exactly)
+        return found if scale is found else recompute_doubtful(found, scale, self.exactly)
 
     def estimated(self) -> tuple[Tensor, Tensor]:
         """Products of positions may cancel."""
@@ -162,34 +162,33 @@ class Patches(Form):
         if self.plan().way != "gram":
             found = self._by_rows()
             return found, found
-        found, _, hidden = by_positions(self.x, self.grad, self.shape, self.geometry)
+        found, _, hidden = self._by_positions()
         return found, scale_of(hidden)
 
     def _lengths(self) -> tuple[int, int]:
         """Of one position's output gradient and patch."""
         return self.shape[0], self.size // self.shape[0]
 
+    def _by_positions(self) -> tuple[Tensor, Tensor, Tensor]:
+        return by_positions(self.x, self.grad, self.shape, self.geometry)
+
     def _by_rows(self) -> Tensor:
         out = self.grad.new_zeros(self.n, dtype=real(self.dtype))
         for first, last in spans(self.n, self.row_bytes(), 16 << 20):
-            out[first:last] = squared(self.wide_dense(first, last))
+            out[first:last] = row_sq_norms(self.wide_dense(first, last))
         return out
 
-    def measured(self) -> tuple[Tensor, Tensor]:
+    def certified(self) -> tuple[Tensor, Tensor, Tensor]:
         """Norms, and bounds from the same products or rows.
 
         What rounding can have hidden is added; doubtful samples again in double precision.
         """
         if self.n == 0:
-            return super().measured()
-        if self.plan().way == "gram":
-            norms = by_positions(self.x, self.grad, self.shape, self.geometry)
-            t = self.grad.shape[2:].numel()
-            unsure = Unsure(*norms, *self._lengths(), t, t, self.exactly)
-            return unsure.found, guarded([unsure])[0][0]
-        found, sizes = self.sq_norms(), self._sizes()
-        unit = torch.finfo(found.dtype).eps
-        off = self._astray() * unit * sizes  # of the rows, and of the sum
+            return super().certified()
+        unsure = self.unsure()
+        if unsure is not None:
+            return unsure.found, *bound_norms([unsure])[0]
+        found, off = self.sq_norms(), self.rounding()  # of the rows, and of the sum
         gap = 4 * (found.sqrt() + off) * off
         loose = gap > _LOOSE * found
         bound = self.enlarged(found) + gap
@@ -197,7 +196,14 @@ class Patches(Form):
             which = loose.nonzero().flatten()
             exact = (self.exactly(which) * (1 + 1e-6)).to(bound.dtype)
             bound[which] = (exact.sqrt() + off[which]).square()
-        return found, bound
+        return found, bound, off
+
+    def unsure(self) -> Unsure | None:
+        """Products of positions may cancel."""
+        if self.plan().way != "gram":
+            return None
+        norms, t = self._by_positions(), self.grad.shape[2:].numel()
+        return Unsure(*norms, *self._lengths(), t, t, self.exactly)
 
     def _sizes(self) -> Tensor:
         """‖x‖‖g‖√taps of all groups, which no gradient exceeds however its positions cancel."""
@@ -210,12 +216,12 @@ class Patches(Form):
 
     def rounding(self) -> Tensor:
         """Some units of the sizes of all positions' terms."""
-        return self._astray() * torch.finfo(real(self.dtype)).eps * self._sizes()
+        return self._error_units() * torch.finfo(real(self.dtype)).eps * self._sizes()
 
-    def _astray(self) -> float:
+    def _error_units(self) -> float:
         """Units by which a sum of all positions may be off: torch adds them one after the other."""
         spatial = (self.x if self.geometry.transposed else self.grad).shape[2:].numel()
-        return astray(self.images * spatial, self.images * spatial)
+        return error_units(self.images * spatial, self.images * spatial)
 
     def exactly(self, which: Tensor) -> Tensor:
         """‖gᵢ‖² of a few samples from rows in double precision."""

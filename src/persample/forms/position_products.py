@@ -9,11 +9,18 @@ from torch import Tensor
 
 from .cost import BROADCAST, scratch, spans
 from .fast.product_cache import products, rows_by_rows
-from .form import real, squared, wide
-from .rounding import concealed, finer, hidden, lengths, scale_of, scaled
+from .form import real, row_sq_norms, wide
+from .rounding import (
+    fine_dtype,
+    hidden_from_traces,
+    hidden_in_products,
+    lengths,
+    scale_of,
+    scale_sizes,
+)
 
 
-def widened(left: Tensor, right: Tensor, first: int, last: int) -> tuple[Tensor, Tensor]:
+def widen(left: Tensor, right: Tensor, first: int, last: int) -> tuple[Tensor, Tensor]:
     """Some samples' factors, in float32 at least."""
     if last - first != left.shape[0]:
         left, right = left[first:last], right[first:last]
@@ -30,7 +37,7 @@ def matrices(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
     return (torch.bmm if left.dim() == 3 else torch.matmul)(left.mT, right, out=out)
 
 
-def weighted(left: Tensor, right: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+def apply_weights(left: Tensor, right: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
     """Both factors, the narrower one times c: (n·t, a) and (n·t, b), for each block if many."""
     dtype, a, b = wide(left.dtype), left.shape[-1], right.shape[-1]
     left, right = left.to(dtype), right.to(dtype)
@@ -49,7 +56,9 @@ def weighted(left: Tensor, right: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
     return left.flatten(0, 1), right.flatten(0, 1)
 
 
-def by_pairs(left: Tensor, right: Tensor, *, sure: bool) -> tuple[Tensor, Tensor, Tensor]:
+def sq_norms_from_products(
+    left: Tensor, right: Tensor, *, sure: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     """Σₜₛ ⟨lₜ, lₛ⟩⟨rₜ, rₛ⟩; its diagonal, the energy; what rounding can hide, if ``sure``.
 
     Else the last is a scale of it: all terms without their signs.
@@ -62,16 +71,16 @@ def by_pairs(left: Tensor, right: Tensor, *, sure: bool) -> tuple[Tensor, Tensor
     found, energy, slack = [], [], []
     sides = left.shape[-1], right.shape[-1]
     for first, last in spans(n, item, 4 << 20):  # in cache
-        some, other = widened(left, right, first, last)
+        some, other = widen(left, right, first, last)
         one, two = products(left, some, first, last), products(right, other, first, last)
         both = one * two
-        found.append(_added(both).clamp_(min=0))
-        energy.append(_added(both.diagonal(dim1=-2, dim2=-1)))
+        found.append(_sum_per_sample(both).clamp_(min=0))
+        energy.append(_sum_per_sample(both.diagonal(dim1=-2, dim2=-1)))
         if sure:
-            slack.append(hidden(one, two, *sides))
+            slack.append(hidden_in_products(one, two, *sides))
         else:
             sizes: Tensor = torch.linalg.vector_norm(both.flatten(1), 1, dim=1)
-            slack.append(scaled(sizes, *sides))
+            slack.append(scale_sizes(sizes, *sides))
     if len(found) == 1:
         return found[0], energy[0], slack[0]
     if not found:
@@ -86,12 +95,12 @@ def _by_blocks(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         left, right = left.unsqueeze(1), right.unsqueeze(1)
     n, k, t, a = left.shape
     b = right.shape[-1]
-    found = right.new_zeros(n, dtype=finer(right.device))
+    found = right.new_zeros(n, dtype=fine_dtype(right.device))
     energy = right.new_zeros(n, dtype=real(right.dtype))
     traces, sizes = (energy.new_zeros(2, n, k) for _ in range(2))
     side = max(1, math.isqrt(scratch() // (2 * k * wide(left.dtype).itemsize)))
     for i in range(n):
-        one, two = (f[0] for f in widened(left, right, i, i + 1))
+        one, two = (f[0] for f in widen(left, right, i, i + 1))
         for row in range(0, t, side):
             mine, other = one[:, row : row + side], two[:, row : row + side]
             norms = [torch.linalg.vector_norm(f, dim=2) for f in (mine, other)]
@@ -102,36 +111,36 @@ def _by_blocks(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
                 both = [rows_by_rows(m, f[:, part]) for m, f in ((mine, one), (other, two))]
                 sizes[:, i] += times * torch.stack([m.square().sum((1, 2)) for m in both])
                 found[i] += both[0].mul_(both[1]).sum() * times
-    slack = concealed([*traces], [*sizes.sqrt_()], a, b, t)
+    slack = hidden_from_traces([*traces], [*sizes.sqrt_()], a, b, t)
     return found.clamp_(min=0).to(energy.dtype), energy, slack
 
 
-def between(one: tuple[Tensor, Tensor], two: tuple[Tensor, Tensor]) -> Tensor:
+def inner_products(one: tuple[Tensor, Tensor], two: tuple[Tensor, Tensor]) -> Tensor:
     """⟨gᵢ, hⱼ⟩ of every pair of samples, factors (n, k, t, ·) and (m, k, s, ·): (n, m)."""
     products = torch.einsum("nkta,mksa->nmkts", one[0], two[0])
     products *= torch.einsum("nktb,mksb->nmkts", one[1], two[1])
     return products.sum((2, 3, 4))
 
 
-def written_out(left: Tensor, right: Tensor) -> Tensor:
+def sq_norms_from_rows(left: Tensor, right: Tensor) -> Tensor:
     """‖Σₜ lₜ ⊗ rₜ‖², a few samples at a time, so that the matrices stay in cache."""
     n, a = left.shape[0], left.shape[-1]
-    found = right.new_zeros(n, dtype=finer(right.device))
+    found = right.new_zeros(n, dtype=fine_dtype(right.device))
     line = left.shape[1:-2].numel() * right.shape[-1] * wide(right.dtype).itemsize
     for first, last in spans(n, a * line, 4 << 20):
-        some, other = widened(left, right, first, last)
+        some, other = widen(left, right, first, last)
         for start, stop in spans(a, line * (last - first)):
             matrix = torch.matmul(some[..., start:stop].mT, other)
-            found[first:last] += squared(matrix)
+            found[first:last] += row_sq_norms(matrix)
     return found.to(real(right.dtype))
 
 
 def energies(left: Tensor, right: Tensor) -> Tensor:
     """Σₜ ‖lₜ‖²‖rₜ‖², the scale of what rounding can hide."""
-    one, two = (lengths(f) for f in widened(left, right, 0, left.shape[0]))
-    return _added((one * two).square_())
+    one, two = (lengths(f) for f in widen(left, right, 0, left.shape[0]))
+    return _sum_per_sample((one * two).square_())
 
 
-def _added(products: Tensor) -> Tensor:
+def _sum_per_sample(products: Tensor) -> Tensor:
     """The sum over everything but samples."""
     return products.sum(tuple(range(1, products.dim())))

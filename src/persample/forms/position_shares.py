@@ -13,7 +13,7 @@ from .cost import Plan, cheapest, spans
 from .dense import Dense
 from .fast.disjoint_parts import Pieces
 from .fast.elementwise import Scaled
-from .form import Form, added, real, wide
+from .form import Form, add_all, real, wide
 from .outer import Outer
 from .strided_part import Part
 from .table_rows import Rows
@@ -27,8 +27,8 @@ def shares(form: Form, n: int) -> Tensor:
     if isinstance(form, Part):  # a view that names no element twice
         return shares(form.form, n)
     if isinstance(form, Pieces):
-        return added([shares(part, n) for part in form.parts])
-    if isinstance(form, Scaled) and form.even:
+        return add_all([shares(part, n) for part in form.parts])
+    if isinstance(form, Scaled) and form.uniform:
         return shares(form.form, n) * form.factor.square()
     if not form.dtype.is_complex:
         if isinstance(form, Dense):
@@ -40,8 +40,8 @@ def shares(form: Form, n: int) -> Tensor:
         if isinstance(form, Total):
             pair = form.tied()
             if pair is not None:
-                return _tied(*pair, n)
-    return _written(form, n)
+                return _shares_of_tied(*pair, n)
+    return _shares_from_rows(form, n)
 
 
 def _dense(form: Dense, n: int) -> Tensor:
@@ -97,7 +97,7 @@ def _rows(form: Rows, n: int) -> Tensor:
     return each.new_zeros(form.n).index_add_(0, form.sample, each).view(n, pieces)
 
 
-def _tied(rows: Rows, outer: Outer, n: int) -> Tensor:
+def _shares_of_tied(rows: Rows, outer: Outer, n: int) -> Tensor:
     """Both alone, and their cross term, which is a share of both sides."""
     out = shares(rows, n) + shares(outer, n)
     flat, pieces, dtype = out.view(-1), rows.n // n, out.dtype
@@ -117,7 +117,7 @@ def _tied(rows: Rows, outer: Outer, n: int) -> Tensor:
     return out
 
 
-def _written(form: Form, n: int) -> Tensor:
+def _shares_from_rows(form: Form, n: int) -> Tensor:
     """Any mixture: the sample's own gradient, written out, is the direction of its pieces."""
     pieces = form.n // n
     out = torch.zeros(n, pieces, dtype=real(form.dtype), device=form.device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from .form import Form, lift, wide
 from .mapped import Mapped
 from .masked import Masked
-from .walk import ends, walk
+from .walk import Found, ends, walk, walk_rows
 
 
 class Pullback(Mapped):
@@ -47,29 +47,19 @@ class Pullback(Mapped):
         """A row of the derived tensor and one of the parameter."""
         return super().row_bytes() + self.form.row_bytes()
 
-    def _grad(self, seed: Tensor, batched: bool) -> Tensor | None:
+    def _grad(self, seed: Tensor, walk: Callable[..., Found]) -> Tensor | None:
         up = lift([seed], self.derived)
-        if up is not None:
-            seed = seed * up
-        elif self.form.owns(seed):  # a custom function's backward may write to it
-            seed = seed.clone()
-        found = walk([self.edge], [self.target], [seed.to(self.derived)], batched=batched)[0]
-        if found is None:
-            return None
-        return found if up is None else found.to(wide(found.dtype)) / up
+        seed = (seed if up is None else seed * up).to(self.derived)
+        found = walk([self.edge], [self.target], [seed])[0]
+        return found if up is None or found is None else found.to(wide(found.dtype)) / up
 
     def dense(self, first: int = 0, last: int | None = None) -> Tensor:
         """All rows in one batched backward pass where torch can, else row by row."""
         rows = self.form.dense(first, last)
-        zeros = torch.zeros((rows.shape[0], *self.shape), dtype=self.dtype, device=self.device)
-        if rows.shape[0] == 0:
-            return zeros
-        try:
-            found = self._grad(rows, batched=True)
-        except RuntimeError:
-            each = [self._grad(row, batched=False) for row in rows]
-            found = torch.stack([e for e in each if e is not None]) if each[0] is not None else None
-        return zeros if found is None else found
+        found = self._grad(rows, walk_rows) if rows.shape[0] else None
+        if found is None:
+            return torch.zeros((rows.shape[0], *self.shape), dtype=self.dtype, device=self.device)
+        return found
 
     def dot(self, direction: Tensor) -> Tensor:
         """⟨Jᵀ hᵢ, V⟩ = ⟨hᵢ, J V⟩: one product with the derivative for all samples."""
@@ -113,8 +103,7 @@ class Pullback(Mapped):
 
     def weighted_sum(self, c: Tensor) -> Tensor:
         """Linear: one backward pass of the form's own sum."""
-        total = self.form.weighted_sum(c)
-        found = self._grad(total, batched=False)
+        found = self._grad(self.form.weighted_sum(c), walk)
         if found is None:
             return torch.zeros(self.shape, dtype=wide(self.dtype), device=self.device)
         return found.to(wide(self.dtype))

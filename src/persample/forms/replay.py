@@ -1,4 +1,4 @@
-"""The gradients of an operator without a rule: computed by its own backward when asked."""
+"""The gradients of an operator without a rule: computed by its own backward on demand."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Replay(Form):
         return Dense(self.dense(first, last))
 
     def without(self, bad: Tensor) -> Form:
-        """Zeros in the rows: a backward pass over data that are not finite would spread them."""
+        """Zeros in the rows: a backward pass would carry what is not finite to others."""
         return Masked(self, bad)
 
     def certain_sum(self, c: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 RUN = 4096  # squares that are added up in one go
 _DOUBT = {torch.float32: 400 * torch.finfo(torch.float32).eps, torch.float64: 1e-6}
-_NOTHING = 1e-20  # a squared norm that nobody clips to
+_NOTHING = 1e-20  # a squared norm that no one clips to
 _BLOCK = 256  # terms that a matrix product adds up one after the other
 THIN = 16  # a result that is narrower is added up without blocks
 
@@ -25,21 +25,21 @@ def units(size: int) -> float:
     return 16 + min(size, RUN) / 8
 
 
-def enlarged(found: Tensor, size: int) -> Tensor:
-    """Bounds of sums of so many squares that were taken of rows as they are."""
+def enlarge(found: Tensor, size: int) -> Tensor:
+    """Bounds of sums of so many squares that were computed from rows as they are."""
     return found * (1 + units(size) * torch.finfo(found.dtype).eps)
 
 
-def finer(device: torch.device) -> torch.dtype:
+def fine_dtype(device: torch.device) -> torch.dtype:
     """The dtype in which a few numbers are added up one after the other."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def rounded(energy: Tensor, t: int, run: int) -> Tensor:
+def rounding_error(energy: Tensor, t: int, run: int) -> Tensor:
     """What a sum of t terms with this energy may be off by, if so many are added in one go."""
     if t == 1:
         return torch.zeros_like(energy)
-    return (t * energy).sqrt_().mul_(astray(t, run) * torch.finfo(energy.dtype).eps)
+    return (t * energy).sqrt_().mul_(error_units(t, run) * torch.finfo(energy.dtype).eps)
 
 
 def run_of(t: int, a: int, b: int) -> int:
@@ -47,7 +47,7 @@ def run_of(t: int, a: int, b: int) -> int:
     return t if min(a, b) < THIN else min(t, _BLOCK)
 
 
-def astray(t: int, run: int) -> float:
+def error_units(t: int, run: int) -> float:
     """By how many units of its terms' sizes a sum of t terms in such runs may be off.
 
     Terms that are alike are rounded alike: the sum goes astray by a fifth of a unit with each.
@@ -61,7 +61,7 @@ def lengths(rows: Tensor) -> Tensor:
     return found.add_(math.sqrt(rows.shape[-1] * torch.finfo(found.dtype).tiny))
 
 
-def scaled(sizes: Tensor, a: int, b: int) -> Tensor:
+def scale_sizes(sizes: Tensor, a: int, b: int) -> Tensor:
     """Sums of products' sizes in units of what rounding of such lengths can hide of them."""
     return sizes * (_lost(a) + _lost(b))
 
@@ -71,22 +71,24 @@ def scale_of(hidden: Tensor) -> Tensor:
     return hidden * (2 / torch.finfo(hidden.dtype).eps)
 
 
-def hidden(one: Tensor, two: Tensor, a: int, b: int) -> Tensor:
+def hidden_in_products(one: Tensor, two: Tensor, a: int, b: int) -> Tensor:
     """What products of positions can hide of squared norms: (n,).
 
     ``one`` and ``two`` are products (n, …, t, t) of positions of lengths a and b.
     """
     traces = [m.diagonal(dim1=-2, dim2=-1).sum(-1) for m in (one, two)]
     sizes = [torch.linalg.vector_norm(m.flatten(-2), dim=-1) for m in (one, two)]
-    return concealed(traces, sizes, a, b, one.shape[-1])
+    return hidden_from_traces(traces, sizes, a, b, one.shape[-1])
 
 
-def concealed(traces: Sequence[Tensor], sizes: Sequence[Tensor], a: int, b: int, t: int) -> Tensor:
+def hidden_from_traces(
+    traces: Sequence[Tensor], sizes: Sequence[Tensor], a: int, b: int, t: int
+) -> Tensor:
     """The same from the traces and Frobenius norms of both kinds of products: (n, …) to (n,).
 
     Rounding of ⟨lₜ, lₛ⟩ is some units of ‖lₜ‖‖lₛ‖, and not independent: positions that are alike
     are rounded alike. With ⟨rₜ, rₛ⟩ it makes at most the trace of one times the size of the other.
-    A product that vanished may have met a huge one in the other.
+    A product that vanished may be multiplied by a huge one of the other kind.
     """
     # squares of products may overflow or vanish; no size exceeds its trace
     fair = [
@@ -123,8 +125,8 @@ def _doubtful(found: Tensor, scale: Tensor) -> Tensor:
     return torch.sub(found, scale, alpha=_DOUBT[found.dtype]) < 0
 
 
-def restored(found: Tensor, scale: Tensor, exactly: Callable[[Tensor], Tensor]) -> Tensor:
-    """Squared norms; where products of positions cancel to some thousandths, taken again."""
+def recompute_doubtful(found: Tensor, scale: Tensor, exactly: Callable[[Tensor], Tensor]) -> Tensor:
+    """Squared norms; where products of positions cancel to some thousandths, computed again."""
     which = _doubtful(found, scale).nonzero().flatten()
     if which.numel():
         found[which] = exactly(which).to(found)
@@ -147,15 +149,15 @@ class Unsure(NamedTuple):
     exactly: Callable[[Tensor], Tensor]
 
 
-def guarded(norms: Sequence[Unsure]) -> list[tuple[Tensor, Tensor]]:
+def bound_norms(norms: Sequence[Unsure]) -> list[tuple[Tensor, Tensor]]:
     """Each one's bounds, and what its sum of positions may be off by.
 
-    A bound is the norm plus what rounding can have hidden; doubtful norms are taken again. All are
-    looked at together, and read back once. They are of one dtype and device.
+    A bound is the norm plus what rounding can have hidden; doubtful norms are computed again.
+    All are looked at together, and read back once. They are of one dtype and device.
     """
     found = torch.stack([each.found for each in norms])
-    # energy that vanished is not hidden: a small factor may have met a huge one
-    off = torch.stack([rounded(e.energy + e.hidden, e.t, e.run) for e in norms])
+    # energy that vanished is not hidden: a small factor may be multiplied by a huge one
+    off = torch.stack([rounding_error(e.energy + e.hidden, e.t, e.run) for e in norms])
     unit = torch.finfo(found.dtype).eps
     sizes = found.new_tensor([units(each.a * each.b) for each in norms]).unsqueeze(1)
     slack = (unit * sizes * found).add_(torch.stack([each.hidden for each in norms]))

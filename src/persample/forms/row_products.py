@@ -1,4 +1,4 @@
-"""Inner products of rows of tables: only rows with the same index meet."""
+"""Inner products of rows of tables: only rows with the same index contribute."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .form import real, wide
 from .segments import TableRows
 
 
-def matched(mine: TableRows, theirs: TableRows, used: int) -> Tensor | None:
+def match_rows(mine: TableRows, theirs: TableRows, used: int) -> Tensor | None:
     """⟨gᵢ, hⱼ⟩ from all pairs of rows with one index; None where a table of them is cheaper.
 
     ``used`` indices occur in the two, which have been numbered anew from zero.
@@ -25,7 +25,7 @@ def matched(mine: TableRows, theirs: TableRows, used: int) -> Tensor | None:
     dtype = torch.promote_types(wide(mine.dtype), wide(theirs.dtype))
     out = torch.zeros(mine.n * theirs.n, dtype=real(dtype), device=mine.device)
     ends = partners.cumsum(0)
-    # a pair takes three copies of a row; the numbers that tell which pair it is are few beside them
+    # a pair takes three copies of a row; the numbers that identify the pair are few beside them
     item = 3 * mine.values.shape[1] * dtype.itemsize + 48
     for first, last in spans(int(ends[-1]), item):
         pair = torch.arange(first, last, device=mine.device)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from .cost import PICKED, spans
-from .form import squared, wide
-from .rounding import finer
+from .form import row_sq_norms, wide
+from .rounding import fine_dtype
 
 
 class TableRows(Protocol):
@@ -38,7 +38,7 @@ class TableRows(Protocol):
         """The rows of some samples."""
 
 
-def summed(rows: TableRows) -> tuple[Tensor, Tensor]:
+def sum_by_key(rows: TableRows) -> tuple[Tensor, Tensor]:
     """Keys and values; those of one key are added up before they are rounded."""
     if rows.dtype == wide(rows.dtype):
         return rows.keys(), rows.values
@@ -48,19 +48,19 @@ def summed(rows: TableRows) -> tuple[Tensor, Tensor]:
     return keys, total.to(rows.dtype)
 
 
-def sizes(rows: TableRows) -> tuple[Tensor, Tensor]:
+def segment_sq_norms(rows: TableRows) -> tuple[Tensor, Tensor]:
     """‖Σ‖² of rows with equal (sample, index), and the square of what it may be off by.
 
     Both are added up for every sample. One large row swallows all small ones after it.
     """
     v, values = rows.shape[0], rows.values.to(wide(rows.dtype))
     if rows.even and rows.each() == 1:  # nothing to add: an id for each sample
-        found = squared(values)
+        found = row_sq_norms(values)
         return found, torch.zeros_like(found)
     keys, where, counts = torch.unique(rows.keys(), return_inverse=True, return_counts=True)
-    lengths = squared(values).sqrt_()
+    lengths = row_sq_norms(values).sqrt_()
     alone: Tensor | float = 0.0
-    if few(rows, rows.index.numel() - keys.numel()):  # only these have to be added
+    if is_worth_picking(rows, rows.index.numel() - keys.numel()):  # only these have to be added
         several = counts > 1
         again = several[where]
         alone = _per_sample(rows, lengths.square().masked_fill_(again, 0))
@@ -71,8 +71,8 @@ def sizes(rows: TableRows) -> tuple[Tensor, Tensor]:
     total = values.new_zeros(keys.numel(), values.shape[1]).index_add_(0, where, values)
     lengths = lengths.new_zeros(keys.numel()).index_add_(0, where, lengths)
     lengths.mul_((16 + counts / 2) * torch.finfo(lengths.dtype).eps)
-    both = torch.stack([squared(total), lengths.square_()], 1)
-    dtype = finer(rows.device)
+    both = torch.stack([row_sq_norms(total), lengths.square_()], 1)
+    dtype = fine_dtype(rows.device)
     each = both.new_zeros(rows.n, 2, dtype=dtype).index_add_(0, keys // v, both.to(dtype))
     each[:, 0] += alone
     each = each.to(both.dtype)
@@ -81,13 +81,13 @@ def sizes(rows: TableRows) -> tuple[Tensor, Tensor]:
 
 def _per_sample(rows: TableRows, each: Tensor) -> Tensor:
     """One number for every row, added up for every sample."""
-    dtype = finer(rows.device)
+    dtype = fine_dtype(rows.device)
     if rows.even:
         return each.view(rows.n, rows.each()).sum(1, dtype=dtype)
     return each.new_zeros(rows.n, dtype=dtype).index_add_(0, rows.sample, each.to(dtype))
 
 
-def few(rows: TableRows, again: int) -> bool:
+def is_worth_picking(rows: TableRows, again: int) -> bool:
     """Whether indices that occur again are worth being picked out."""
     return 16 * again < rows.index.numel() and rows.values.numel() > PICKED
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .cost import Plan
-from .form import Form, real, wide
+from .form import Form, real
 from .mapped import Mapped
 from .rounding import Unsure
 
@@ -84,17 +84,11 @@ class Part(Mapped):
 
     def dense(self, first: int = 0, last: int | None = None) -> Tensor:
         """Zeros with the view's rows in their places."""
-        rows = self.form.dense(first, last)
-        out = rows.new_zeros(rows.shape[0], *self.shape)
-        self.region(out).copy_(rows)
-        return out
+        return self._place(self.form.dense(first, last))
 
     def wide_dense(self, first: int = 0, last: int | None = None) -> Tensor:
         """From the view's wide rows."""
-        rows = self.form.wide_dense(first, last)
-        out = rows.new_zeros(rows.shape[0], *self.shape)
-        self.region(out).copy_(rows)
-        return out
+        return self._place(self.form.wide_dense(first, last))
 
     def sq_norms(self) -> Tensor:
         """Those of the view: no element is named twice."""
@@ -108,10 +102,6 @@ class Part(Mapped):
         """Those of the view."""
         return self.form.exactly(which)
 
-    def measured(self) -> tuple[Tensor, Tensor]:
-        """Those of the view."""
-        return self.form.measured()
-
     def certified(self) -> tuple[Tensor, Tensor, Tensor]:
         """Those of the view."""
         return self.form.certified()
@@ -122,7 +112,7 @@ class Part(Mapped):
 
     def weighted_sum(self, c: Tensor) -> Tensor:
         """The view's sum in its place."""
-        return self._placed(self.form.weighted_sum(c))
+        return self._place(self.form.weighted_sum(c))
 
     def rounding(self) -> Tensor:
         """That of the inner form."""
@@ -130,11 +120,11 @@ class Part(Mapped):
 
     def certain_sum(self, c: Tensor) -> Tensor:
         """The view's sum in its place."""
-        return self._placed(self.form.certain_sum(c))
+        return self._place(self.form.certain_sum(c))
 
-    def _placed(self, value: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        dtype = wide(self.dtype) if dtype is None else dtype
-        out = torch.zeros(self.shape, dtype=dtype, device=self.device)
+    def _place(self, value: Tensor) -> Tensor:
+        """Zeros with a value of the view, or rows of such, in its place."""
+        out = value.new_zeros(*value.shape[: value.dim() - len(self.view)], *self.shape)
         self.region(out).copy_(value)
         return out
 
@@ -144,12 +134,8 @@ class Part(Mapped):
         return self.form.dot(seen)
 
     def dots(self, other: Form) -> Tensor:
-        """Two views of the same elements meet as the forms of the views do."""
-        if isinstance(other, Part) and (other.view, other.strides, other.offset) == (
-            self.view,
-            self.strides,
-            self.offset,
-        ):
+        """Two views of the same elements: as the forms of the views."""
+        if isinstance(other, Part) and other.map() == self.map():
             return self.form.dots(other.form)
         if isinstance(other, Part) and (
             self.span()[1] <= other.span()[0] or other.span()[1] <= self.span()[0]
@@ -160,9 +146,8 @@ class Part(Mapped):
     def moments(self) -> tuple[Tensor, Tensor]:
         """The view's in their place."""
         first, second = self.form.moments()
-        return self._placed(first, first.dtype), self._placed(second, second.dtype)
+        return self._place(first), self._place(second)
 
     def sum_of_squares(self) -> Tensor:
         """The view's in its place."""
-        value = self.form.sum_of_squares()
-        return self._placed(value, value.dtype)
+        return self._place(self.form.sum_of_squares())

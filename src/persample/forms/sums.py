@@ -24,7 +24,7 @@ class Sum:
         self.value = self.value + part.to(self.value.device)
 
 
-def added(parts: Mapping[str, Tensor], n: int, device: torch.device) -> Tensor:
+def add_over_parameters(parts: Mapping[str, Tensor], n: int, device: torch.device) -> Tensor:
     """Σ over parameters, in the widest dtype: a fresh tensor."""
     values = list(parts.values())
     if values and all(v.dtype is values[0].dtype and v.device == device for v in values):
@@ -35,19 +35,21 @@ def added(parts: Mapping[str, Tensor], n: int, device: torch.device) -> Tensor:
     return total.value
 
 
-def certain(parts: Mapping[str, Tensor], elements: int, n: int, device: torch.device) -> Tensor:
+def bound_over_parameters(
+    parts: Mapping[str, Tensor], elements: int, n: int, device: torch.device
+) -> Tensor:
     """Σ over parameters of squared bounds, for parameters of so many elements together.
 
     Small bounds may be swallowed by a large one, and squares may be too small for their dtype.
     """
-    total = added(parts, n, device)
+    total = add_over_parameters(parts, n, device)
     least = max(
         torch.finfo(dtype).tiny for dtype in (total.dtype, *(p.dtype for p in parts.values()))
     )
     return total.mul_(1 + torch.finfo(total.dtype).eps * len(parts)).add_(elements * least)
 
 
-def projected(name: str, form: Form, dim: int, seed: int) -> Tensor:
+def project_parameter(name: str, form: Form, dim: int, seed: int) -> Tensor:
     """One parameter's sketch: (n, dim)."""
     shape = torch.Size((*form.shape, 2)) if form.dtype.is_complex else form.shape
     if not shape.numel():
@@ -70,7 +72,7 @@ class NoiseScale:
     n: int
 
 
-def spread(moments: tuple[Tensor, Tensor], n: int) -> Tensor:
+def variance_from_moments(moments: tuple[Tensor, Tensor], n: int) -> Tensor:
     """The unbiased variance from Σᵢ gᵢ and Σᵢ |gᵢ|² in double precision: most may cancel."""
     first, second = moments
     return (second - first.abs().square() / n).clamp_(min=0) / (n - 1)

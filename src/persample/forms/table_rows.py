@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from .cost import Plan, scratch, spans
-from .fast.reused_buffers import written_again
+from .fast.reused_buffers import rewrite
 from .form import Form, real, wide
 from .outer import Outer
-from .rounding import enlarged
-from .row_products import matched
-from .segments import segments, sizes, summed
+from .rounding import enlarge
+from .row_products import match_rows
+from .segments import segment_sq_norms, segments, sum_by_key
 from .sketch import Sketch
 
 _RUN = 256 << 10  # bytes of values that stay in cache while they are copied and added
@@ -98,7 +98,7 @@ class Rows(Form):
         if not part.even:
             flat.index_add_(0, part.keys(), values)
             return out
-        index, starts, each = *part._spread(), part.each()
+        index, starts, each = *part._index_and_starts(), part.each()
         for start, stop in spans(part.n, each * self.shape[1] * out.element_size(), _RUN):
             some = slice(start * each, stop * each)
             flat.index_add_(0, (index[start:stop] + starts[start:stop]).view(-1), values[some])
@@ -108,10 +108,10 @@ class Rows(Form):
         """One number for every (sample, index)."""
         if not self.even:
             return torch.add(self.index, self.sample, alpha=self.shape[0])
-        index, starts = self._spread()
+        index, starts = self._index_and_starts()
         return (index + starts).view(-1)
 
-    def _spread(self) -> tuple[Tensor, Tensor]:
+    def _index_and_starts(self) -> tuple[Tensor, Tensor]:
         """The index of each sample's rows, (n, r / n), and where its table begins, (n, 1)."""
         v = self.shape[0]
         starts = torch.arange(0, self.n * v, max(v, 1), device=self.device).unsqueeze(1)
@@ -121,8 +121,8 @@ class Rows(Form):
         """Cleared, then added into; a buffer of ours is cleared only where we wrote."""
         if out.dtype != self.dtype or not out.is_contiguous() or out.is_inference():
             return super().write(out)  # inference tensors count no versions
-        table, keys, values = out.view(self.n * self.shape[0], self.shape[1]), *summed(self)
-        return written_again(out, table, keys, values)
+        table, keys, values = out.view(self.n * self.shape[0], self.shape[1]), *sum_by_key(self)
+        return rewrite(out, table, keys, values)
 
     def _copies(self) -> int:
         """Scratch memory for segment sums and widened values."""
@@ -138,15 +138,11 @@ class Rows(Form):
         if self.n > 1 and self._copies() > scratch():
             runs = spans(self.n, self._copies() // self.n)
             return torch.cat([self.narrowed(*run).sq_norms() for run in runs])
-        return sizes(self)[0]
+        return segment_sq_norms(self)[0]
 
     def rounding(self) -> Tensor:
         """Some units of the sizes of rows of one index."""
         return self.certified()[2]
-
-    def measured(self) -> tuple[Tensor, Tensor]:
-        """The norms plus what rounding can have hidden."""
-        return self.certified()[:2]
 
     def certified(self) -> tuple[Tensor, Tensor, Tensor]:
         """Rows of one index may cancel: sums of them are off by some units of their sizes."""
@@ -155,10 +151,10 @@ class Rows(Form):
             parts = [self.narrowed(*run).certified() for run in runs]
             found, bound, off = (torch.cat(each) for each in zip(*parts, strict=True))
             return found, bound, off
-        found, off = sizes(self)
+        found, off = segment_sq_norms(self)
         off = off.sqrt()
         # the sum is rounded too, in another way: its values have been scaled
-        return found, (enlarged(found, self.shape[1]).sqrt() + 2 * off).square(), off
+        return found, (enlarge(found, self.shape[1]).sqrt() + 2 * off).square(), off
 
     def weighted_sum(self, c: Tensor) -> Tensor:
         """One index_add."""
@@ -232,7 +228,7 @@ class Rows(Form):
             used = torch.unique(torch.cat([self.index, other.index]))
             mine = self._among(used)
             theirs = mine if other is self else other._among(used)
-            found = matched(mine, theirs, used.numel())
+            found = match_rows(mine, theirs, used.numel())
             return Form.dots(mine, theirs) if found is None else found
         if isinstance(other, Outer) and other.key() == (1, *self.shape):
             used = torch.unique(self.index)

@@ -10,12 +10,12 @@ from torch import Tensor
 from .cost import Plan, all_of
 from .fast.disjoint_parts import Pieces
 from .fast.elementwise import Scaled
-from .form import Form, added, wide
+from .form import Form, add_all, wide
 from .masked import Masked
 from .outer import Outer
 from .pullback import Pullback
 from .replay import Replay
-from .rounding import restored
+from .rounding import recompute_doubtful
 from .sketch import Sketch
 from .strided_part import Part
 from .table_rows import Rows
@@ -98,14 +98,14 @@ class Total(Form):
         if self.tied() is not None:  # their certain sums are their weighted sums
             return self.weighted_sum(c)
         if any(_rounded_unseen(form) for form in self.forms):
-            return Form.weighted_sum(self, c)  # the very rows that the norms were taken of
+            return Form.weighted_sum(self, c)  # the very rows that the norms were computed from
         return self._summed(lambda form: form.certain_sum(c))
 
     def _summed(self, ask: Callable[[Form], Tensor]) -> Tensor:
         """The parts' sums; those of pieces are added to their places."""
         whole = [ask(f) for f in self.forms if not isinstance(f, Part)]
         if len(whole) == len(self.forms):
-            return added(whole)
+            return add_all(whole)
         out = torch.zeros(self.shape, dtype=wide(self.dtype), device=self.device)
         for value in whole:
             out += value
@@ -116,41 +116,41 @@ class Total(Form):
 
     def dot(self, direction: Tensor) -> Tensor:
         """Linear."""
-        return added([f.dot(direction) for f in self.forms])
+        return add_all([f.dot(direction) for f in self.forms])
 
     def project(self, sketch: Sketch) -> Tensor:
         """Linear."""
-        return added([f.project(sketch) for f in self.forms])
+        return add_all([f.project(sketch) for f in self.forms])
 
     def dots(self, other: Form) -> Tensor:
         """Bilinear: every pair of parts."""
         others = other.forms if isinstance(other, Total) else [other]
-        return added([_between(f, g) for f in self.forms for g in others])
+        return add_all([_between(f, g) for f in self.forms for g in others])
 
     def sq_norms(self) -> Tensor:
         """An embedding tied to an output head has a cheap cross term; others are written out."""
         if self.tied() is None:
             return super().sq_norms()
         found, scale = self.estimated()
-        return found if scale is found else restored(found, scale, self.exactly)
+        return found if scale is found else recompute_doubtful(found, scale, self.exactly)
 
     def estimated(self) -> tuple[Tensor, Tensor]:
         """What can cancel within parts; tied ones have been written out where they do."""
         if self.tied() is not None:
-            found = self.measured()[0]
+            found = self.certified()[0]
             return found, found
         return super().estimated()
 
-    def measured(self) -> tuple[Tensor, Tensor]:
+    def certified(self) -> tuple[Tensor, Tensor, Tensor]:
         """Norms and bounds, each part looked at once; the triangle inequality guards rounding."""
         parts = [f.certified() for f in self.forms]
         pair = self.tied()
         if pair is not None:
             cross = pair[0].cross(pair[1])
-            found = torch.add(added([p[0] for p in parts]), cross, alpha=2).clamp_(min=0)
+            found = torch.add(add_all([p[0] for p in parts]), cross, alpha=2).clamp_(min=0)
         else:
             found = super().sq_norms()
-        sizes = added([p[1].sqrt() for p in parts])
+        sizes = add_all([p[1].sqrt() for p in parts])
         unit = torch.finfo(found.dtype).eps
         bound = self.enlarged(found) + 64 * unit * sizes.square()
         if pair is not None:  # what is not sure of either norm, or of their product, is not sure
@@ -158,13 +158,13 @@ class Total(Form):
             one, two = (off + 8 * unit * size.sqrt() for _, size, off in parts)
             bound += one * two / (128 * unit)
             self._write_out(bound > found * (1 + 1e-3), found, bound)
-        # the sum is rounded part by part, and so are the rows that the norm was taken of
-        off = added([p[2] for p in parts]) * 2 + 8 * unit * sizes
-        return found, (bound.sqrt() + off).square()
+        # the sum is rounded part by part, and so are the rows that the norm was computed from
+        off = add_all([p[2] for p in parts])
+        return found, (bound.sqrt() + off * 2 + 8 * unit * sizes).square(), off
 
     def rounding(self) -> Tensor:
         """That of all parts."""
-        return added([f.rounding() for f in self.forms])
+        return add_all([f.rounding() for f in self.forms])
 
     def _write_out(self, loose: Tensor, found: Tensor, bound: Tensor) -> None:
         """Where cancellation within parts or between them left little, take the dense rows."""
@@ -186,7 +186,7 @@ class Total(Form):
 
 
 def _rounded_unseen(form: Form) -> bool:
-    """Whether nothing tells how a form's rows are rounded."""
+    """Whether it is not known how a form's rows are rounded."""
     if isinstance(form, Part):
         return _rounded_unseen(form.form)
     if isinstance(form, Scaled):

@@ -2,7 +2,7 @@
 
 A hook, or a custom function's backward, may do what it likes with a gradient: clamp it, normalise
 it, take its sign. Sums over samples or over uses cannot go through it in place of each sample's
-whole gradient, so everything is asked of rows.
+whole gradient, so every query uses rows.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Joint(Form):
         return found
 
 
-def joined(forms: Sequence[Joint]) -> Joint:
+def join_uses(forms: Sequence[Joint]) -> Joint:
     """The uses of all of them, in one."""
     return Joint(
         [f for form in forms for f in form.forms],

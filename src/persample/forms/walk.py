@@ -35,7 +35,11 @@ def ends(nodes: Sequence[Any], wanted: Sequence[Any]) -> list[Any]:
 
 
 def walk(
-    edges: Sequence[Any], parameters: Sequence[Any], seeds: Sequence[Tensor], *, batched: bool
+    edges: Sequence[Any],
+    parameters: Sequence[Any],
+    seeds: Sequence[Tensor],
+    *,
+    batched: bool = False,
 ) -> Found:
     """Each parameter's gradient of all edges together; None where no path leads to it."""
     with warnings.catch_warnings():
@@ -56,10 +60,7 @@ def walk_rows(edges: Sequence[Any], parameters: Sequence[Tensor], seeds: Sequenc
         return walk(edges, parameters, [seed.clone() for seed in seeds], batched=True)
     except RuntimeError:
         count = seeds[0].shape[0]
-        each = [
-            walk(edges, parameters, [s[i].clone() for s in seeds], batched=False)
-            for i in range(count)
-        ]
+        each = [walk(edges, parameters, [s[i].clone() for s in seeds]) for i in range(count)]
     return [
         None if rows[0] is None else torch.stack([row for row in rows if row is not None])
         for rows in zip(*each, strict=True)

@@ -1,8 +1,4 @@
-"""Whether tensors still hold what they held: parameters in backward, for instance.
-
-Version counters tell of most writes, but not of those of fused optimizers, through ``.data``, or by
-NumPy. Some elements of every tensor are kept: a step changes them.
-"""
+"""Constants whose contents must stay what they are: masks, indices, labels, code books."""
 
 from __future__ import annotations
 
@@ -12,17 +8,14 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from ..run_state import equal
 from ..uses.caller_memory import memory_of
-
-_LOOKS = 64  # elements of each tensor that are kept
 
 
 class Constants:
-    """Tensors without samples or parameters that met some: masks, indices, labels, code books.
+    """Tensors without samples or parameters that were used with some: masks, indices, labels.
 
-    Nobody announces when they are refilled. They are not held: who refills them does that, perhaps
-    by the tensor that they were a view of. Memory that is not torch's (NumPy's) is refilled by
+    No event announces a refill. They are not held: whoever refills them holds them, perhaps by
+    the tensor that they were a view of. Memory that is not torch's (NumPy's) is refilled by
     others than tensors: such are held.
     """
 
@@ -36,7 +29,7 @@ class Constants:
         return bool(self._seen)
 
     def note(self, tensors: Iterable[Tensor], *, derived: bool) -> None:
-        """These met parameters; ``derived``: parameters alone, so that a graph may need them."""
+        """These were used with parameters; ``derived``: alone, so that a graph may need them."""
         for tensor in tensors:
             before = self._seen.get(id(tensor))
             if before is not None and before[0]() is tensor and before[1] >= derived:
@@ -52,8 +45,8 @@ class Constants:
                     elif tensor._base is not None:
                         self._views.append(_View(tensor, ref, derived, memory))
 
-    def alive(self, *, derived: bool = False) -> list[Tensor]:
-        """Those that somebody holds; all of them, or only those behind derived tensors."""
+    def reachable(self, *, derived: bool = False) -> list[Tensor]:
+        """Those that someone still holds; all of them, or only those behind derived tensors."""
         found = [(ref(), behind) for ref, behind in self._seen.values()]
         found += [(view.region(), view.derived) for view in self._views]
         return [t for t, behind in found if t is not None and (behind or not derived)]
@@ -71,7 +64,7 @@ class Constants:
 
 
 class _View:
-    """Where a view lies in the memory of the tensor that it was taken of, which may outlive it."""
+    """Where a view lies in the memory of its base tensor, which may outlive it."""
 
     def __init__(
         self, tensor: Tensor, ref: weakref.ref[Tensor], derived: bool, memory: int
@@ -87,42 +80,3 @@ class _View:
         if base is None or memory_of(base) != self._memory:
             return None
         return base.detach().as_strided(*self._place)
-
-
-class Values:
-    """Some elements of tensors, as they were."""
-
-    def __init__(self, tensors: Iterable[Tensor]) -> None:
-        # the views hold on to their memory: after ``tensor.data = other`` it lies elsewhere
-        self._kept = [
-            (tensor, tensor.data_ptr(), _some(tensor))
-            for tensor in tensors
-            if tensor.layout is torch.strided and not tensor.is_nested
-        ]
-        self._before = self._now()
-
-    def _now(self) -> list[Tensor]:
-        alike: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-        for _, _, some in self._kept:
-            alike.setdefault((some.dtype, some.device), []).append(some)
-        return [torch.cat(views) for views in alike.values()]
-
-    def changed(self) -> bool:
-        """Whether one of them is not what it was."""
-        if any(tensor.data_ptr() != where for tensor, where, _ in self._kept):
-            return True
-        return not all(
-            torch.equal(now, before) or equal(now, before)
-            for now, before in zip(self._now(), self._before, strict=True)
-        )
-
-
-def _some(tensor: Tensor) -> Tensor:
-    """A view of elements all over a tensor; of one line, where there are gaps in its memory."""
-    flat, extent = tensor.detach(), tensor.numel()
-    if not tensor.is_contiguous():
-        pairs = zip(tensor.shape, tensor.stride(), strict=True)
-        extent = 1 + sum((size - 1) * stride for size, stride in pairs)
-    if extent != tensor.numel():
-        return flat[(0,) * (tensor.dim() - 1)]
-    return flat.as_strided((min(extent, _LOOKS),), (max(1, extent // _LOOKS),))

@@ -13,7 +13,7 @@ from ..run_state import sums, tolerance
 
 
 def footprint(tensors: Sequence[Tensor]) -> Tensor:
-    """Two numbers for each tensor: a sum that tells rows apart, and how large it could be."""
+    """Two numbers for each tensor: a sum that distinguishes rows, and how large it could be."""
     sizes = [t.detach().abs().sum(dtype=torch.float64) for t in tensors]
     return torch.stack([sums(tensors), 3 * sums(sizes)])
 
@@ -37,7 +37,7 @@ class PassComparison:
 
     def __init__(self) -> None:
         self.guarded = False
-        self._restless = False  # random numbers were drawn in the first pass
+        self._random = False  # random numbers were drawn in the first pass
         self._narrow = torch.float64
         self._passed: list[Tensor] = []
         self._first: list[Tensor] | None = None
@@ -53,11 +53,11 @@ class PassComparison:
             self._passed.append(footprint(found))
             self._narrow = max(self._narrow, *(g.dtype for g in found), key=_coarseness)
 
-    def finish(self, *, restless: bool | None = None) -> None:
+    def finish(self, *, random: bool | None = None) -> None:
         """A pass is over; refuse it if it was another one than the first."""
         if self._first is None:
-            self._first, self._restless = self._passed, bool(restless)
-        elif self._restless or not alike(self._first, self._passed, self._narrow):
+            self._first, self._random = self._passed, bool(random)
+        elif self._random or not alike(self._first, self._passed, self._narrow):
             raise VerificationError(
                 "this backward pass was another one than the first",
                 why="a hook, a custom function or a recomputation draws random numbers in it, or "
@@ -70,16 +70,16 @@ def _coarseness(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).eps
 
 
-def expect_steady(name: str, form: Form) -> None:
+def expect_deterministic(name: str, form: Form) -> None:
     """Refuse code on the way to a parameter that does something else the second time."""
     if form.n:
         once, again = form.dense(0, 1), form.dense(0, 1)
         room = tolerance(form.dtype) * (once.abs() + again.abs()).nan_to_num(0.0, 0.0, 0.0).sum()
         if bool(((once - again).abs() > room).any()):
-            raise unsteady(name)
+            raise not_deterministic(name)
 
 
-def unsteady(name: str) -> VerificationError:
+def not_deterministic(name: str) -> VerificationError:
     """A gradient is another one the second time."""
     return VerificationError(
         f"the first sample's gradient of {name!r} is another one the second time",

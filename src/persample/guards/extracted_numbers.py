@@ -26,14 +26,14 @@ _MEMORY = frozenset(
 
 
 class Received:
-    """Gradients that some code was given, to be told from what it makes of them."""
+    """Gradients that some code was given, to be distinguished from what it makes of them."""
 
-    __slots__ = ("_copies", "_grads", "lent")
+    __slots__ = ("_copies", "_grads", "handed_out")
 
     def __init__(self, grads: Sequence[Tensor | None]) -> None:
         self._grads = [(grad, version(grad)) for grad in grads if grad is not None]
         self._copies: list[Tensor] | None = None
-        self.lent: list[Tensor] = []  # by ``.data``, which counts writes for itself
+        self.handed_out: list[Tensor] = []  # by ``.data``, which counts writes for itself
 
     def keep(self) -> None:
         """Their memory is handed out: keep what is in it now."""
@@ -41,8 +41,8 @@ class Received:
             self._copies = [grad.clone() for grad, _ in self._grads]
 
     def written(self, marks: TensorStates) -> bool:
-        """Whether somebody wrote to them past torch, or mixed samples by ``.data``."""
-        for tensor in self.lent:
+        """Whether they were written to past torch, or samples were mixed by ``.data``."""
+        for tensor in self.handed_out:
             mark = marks.get(tensor)
             if mark is None or mark.family.epoch or not isinstance(mark.state, Layout):
                 return True
@@ -50,7 +50,7 @@ class Received:
         return any(not equal(grad, before) for (grad, _), before in pairs)
 
     def holds(self, grad: Tensor) -> bool:
-        """Whether this gradient is one of them, and nobody wrote to it."""
+        """Whether this gradient is one of them, and it was not written to."""
         return any(grad is own and version(own) == before for own, before in self._grads)
 
 
@@ -84,10 +84,10 @@ class ExtractedNumbers:
                 self.hide(name)
                 return
 
-    def lend(self, tensor: Tensor) -> None:
+    def hand_out(self, tensor: Tensor) -> None:
         """``.data`` of a tensor with samples."""
         for received in self.running:
-            received.lent.append(tensor)
+            received.handed_out.append(tensor)
 
     def hide(self, name: str) -> None:
         """Something takes tensors to where their samples cannot be followed."""

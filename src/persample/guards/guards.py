@@ -1,13 +1,11 @@
 """All guards of one recording behind one door: what they hear, and when they refuse.
 
-A guard changes no number. :class:`NoGuards` hears nothing: with it, every right program gives the
-same answers.
+A guard changes no number: without guards, every correct program gives the same answers.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -16,14 +14,22 @@ from torch import Tensor
 from ..errors import here
 from ..forms import Form
 from ..run_state import comes_back
+from ..uses.contents import Values
 from ..uses.context import Context
 from ..uses.tensor_states import version
 from ..uses.use import Operand, Use
-from .content_checks import Constants, Values
-from .determinism import PassComparison, expect_steady
+from .content_checks import Constants
+from .determinism import PassComparison, expect_deterministic
 from .extracted_numbers import ExtractedNumbers
 from .mask_checks import Finite, Zeros
-from .messages import changed, opened, overwritten, poisoned, remade, stepped
+from .messages import (
+    kept_data_overwritten,
+    not_finite_at_zeros,
+    parameter_changed,
+    remade,
+    saved_data_changed,
+    zeros_overwritten,
+)
 
 
 class Kept(Protocol):
@@ -34,10 +40,10 @@ class Kept(Protocol):
     watched: Sequence[Tensor]
 
     def relies(self, by_hand: Collection[Any]) -> bool:
-        """Whether answers are computed from values of parameters when they are asked for."""
+        """Whether answers are computed from values of parameters on demand."""
 
     def overwritten(self) -> bool:
-        """Whether somebody wrote into what is kept."""
+        """Whether what is kept was written to."""
 
 
 class Guards:
@@ -50,7 +56,7 @@ class Guards:
         self._values: list[Values] = []  # of every backward pass
         self._returned: list[tuple[Use, Tensor]] = []  # whether what was saved came back
         self._differences: list[Tensor] = []  # between tensors and what was made again
-        self._steady: set[Any] = set()  # nodes of the user's own that did the same twice
+        self._deterministic: set[Any] = set()  # nodes of the user's own that did the same twice
         self.numbers = ExtractedNumbers(context)
         self.comparison = PassComparison()
 
@@ -60,18 +66,18 @@ class Guards:
             seen.clear()
         self._constants.clear()
         self._zeros.clear()
-        self._steady.clear()
+        self._deterministic.clear()
 
     # ------------------------------------------------------------------ forward
 
-    def constants_met(self, constants: Sequence[Tensor], *, derived: bool) -> None:
+    def constants_used(self, constants: Sequence[Tensor], *, derived: bool) -> None:
         """Constants interacted with samples or (``derived``) with parameters alone."""
         self._constants.note(constants, derived=derived)
 
     def separated_by_zeros(
         self, operator: str, constants: Iterable[Tensor], out: Tensor, *, masks: bool
     ) -> None:
-        """Zeros of a constant, or a mask, were all that kept samples apart in a call."""
+        """Zeros of a constant, or a mask, were all that kept samples separate in a call."""
         self._zeros.note(constants, masks=masks)
         if out.grad_fn is not None:
             out.grad_fn.register_hook(Finite(self._context.ref, operator, here()))
@@ -97,7 +103,7 @@ class Guards:
         if self._context.options.lean:
             self.comparison.note(grads)
         if self._zeros and not all(g is None or bool(g.isfinite().all()) for g in grads):
-            self._context.backward.refuse(poisoned(use.operator, use.place))
+            self._context.backward.refuse(not_finite_at_zeros(use.operator, use.place))
 
     def pass_ends(self) -> None:
         """The engine is done: compare what came back with what was saved, in one look."""
@@ -110,9 +116,9 @@ class Guards:
                 pairs, torch.stack([same for _, same in pairs]).tolist(), strict=True
             ):
                 if not same:
-                    self._context.backward.refuse(changed(use))
+                    self._context.backward.refuse(saved_data_changed(use))
         if self._zeros.changed():
-            self._context.backward.refuse(opened())
+            self._context.backward.refuse(zeros_overwritten())
 
     def pass_left(self) -> None:
         """The pass is over, also where it failed."""
@@ -128,7 +134,7 @@ class Guards:
         if again or any(one.relies(context.user_code.by_hand) for one in kept):
             slots = context.parameters.slots.values()
             watched = [*(s.tensor for s in slots), *context.caller.alive()]
-            watched += self._constants.alive(derived=not again)
+            watched += self._constants.reachable(derived=not again)
         if self._constants and not again:
             watched += self._constants.within(t for one in kept for t in one.watched)
         if watched:
@@ -154,7 +160,7 @@ class Guards:
             if one.relies(by_hand):  # what is computed from kept factors alone stays true
                 _expect_unchanged(one.operand)
             if one.overwritten():
-                raise overwritten(one.use)
+                raise kept_data_overwritten(one.use)
 
     def expect_values(self, *, behind: bool) -> None:
         """Refuse an answer that would be computed from parameters that were stepped.
@@ -166,74 +172,17 @@ class Guards:
             self._context.parameters.expect_no_hooks()  # they would see what passes there
         if any(values.changed() for values in self._values):
             inputs = ", an input, a result" if self._context.options.lean else ""
-            raise stepped(f"a parameter{inputs} or a constant")
+            raise parameter_changed(f"a parameter{inputs} or a constant")
 
-    def expect_steady(self, node: Any, found: Sequence[tuple[str, Form]]) -> None:
+    def expect_deterministic(self, node: Any, found: Sequence[tuple[str, Form]]) -> None:
         """Refuse code of the user's own, at a node, that does something else the second time."""
-        if node not in self._steady:
+        if node not in self._deterministic:
             for name, form in found:
-                expect_steady(name, form)
-            self._steady.add(node)
-
-
-class NoGuards(Guards):
-    """Guards switched off."""
-
-    def constants_met(self, constants: Sequence[Tensor], *, derived: bool) -> None:
-        """Nothing."""
-
-    def separated_by_zeros(
-        self, operator: str, constants: Iterable[Tensor], out: Tensor, *, masks: bool
-    ) -> None:
-        """Nothing."""
-
-    def made_again(self, difference: Tensor) -> None:
-        """Nothing."""
-
-    def pass_begins(self) -> None:
-        """Nothing."""
-
-    def fired(self, use: Use, saved: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
-        """Nothing."""
-
-    def pass_ends(self) -> None:
-        """Nothing."""
-
-    def remember(self, kept: Sequence[Kept], *, again: bool) -> None:
-        """Nothing."""
-
-    def expect_true(self, kept: Sequence[Kept], operands: Iterable[Operand] = ()) -> None:
-        """Nothing but what a failed pass left."""
-        if self._context.backward.trouble is not None:
-            raise self._context.backward.trouble
-
-    def expect_values(self, *, behind: bool) -> None:
-        """Nothing."""
-
-    def expect_steady(self, node: Any, found: Sequence[tuple[str, Form]]) -> None:
-        """Nothing."""
-
-
-_off = False
-
-
-def guards_of(context: Context) -> Guards:
-    """The guards of a new recording."""
-    return NoGuards(context) if _off else Guards(context)
-
-
-@contextlib.contextmanager
-def switched_off() -> Iterator[None]:
-    """Recordings that begin in this block have no guards: for tests."""
-    global _off
-    before, _off = _off, True
-    try:
-        yield
-    finally:
-        _off = before
+                expect_deterministic(name, form)
+            self._deterministic.add(node)
 
 
 def _expect_unchanged(operand: Operand) -> None:
     """Refuse an answer about a parameter that has been stepped since."""
     if operand.name is not None and version(operand.value) != operand.version:
-        raise stepped(f"the parameter {operand.name!r}")
+        raise parameter_changed(f"the parameter {operand.name!r}")

@@ -1,4 +1,4 @@
-"""Constants that alone keep samples apart: they must do so in backward, too."""
+"""Constants that alone keep samples separate: they must also do so in backward."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor
 
 from ..errors import Place
 from ..uses.context import Context
-from .messages import poisoned
+from .messages import not_finite_at_zeros
 
 
 class Zeros:
-    """Where constants were zero, or masks closed, that alone kept samples apart.
+    """Where constants were zero, or masks closed, that alone kept samples separate.
 
     Backward reads the constants again: a sample would be given gradients of another.
     """
@@ -27,14 +27,14 @@ class Zeros:
         return self._any
 
     def note(self, constants: Iterable[Tensor], *, masks: bool) -> None:
-        """These kept samples apart; torch keeps masks of truth values as numbers of its own."""
+        """These kept samples separate; torch keeps masks of truth values as numbers of its own."""
         self._any = True
         for tensor in constants:
             if tensor.dtype != torch.bool:
                 self._seen.append((tensor, _open(tensor, masks=masks), masks))
 
     def changed(self) -> bool:
-        """Whether one of them keeps others apart now."""
+        """Whether one of them keeps others separate now."""
         return not all(
             torch.equal(_open(tensor, masks=masks), before) for tensor, before, masks in self._seen
         )
@@ -50,7 +50,7 @@ def _open(tensor: Tensor, *, masks: bool) -> Tensor:
 
 
 class Finite:
-    """A hook on a product whose zeros keep samples apart, before code of the user's own.
+    """A hook on a product whose zeros keep samples separate, before code of the user's own.
 
     That may make numbers of what another sample's overflow has left.
     """
@@ -66,4 +66,4 @@ class Finite:
         if context is None or not context.backward.receiving:
             return
         if not all(g is None or bool(g.isfinite().all()) for g in (*made, *given)):
-            context.backward.refuse(poisoned(self._operator, self._place))
+            context.backward.refuse(not_finite_at_zeros(self._operator, self._place))

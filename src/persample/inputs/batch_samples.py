@@ -159,7 +159,7 @@ def _texts(part: Any) -> bool:
 
 
 def holds_graphs(part: Any) -> bool:
-    """A batch of graphs as PyTorch Geometric makes them, which knows how to take itself apart."""
+    """A batch of graphs as PyTorch Geometric makes them, which can split itself."""
     kind = type(part)
     return hasattr(kind, "to_data_list") and hasattr(kind, "from_data_list")
 

@@ -1,4 +1,4 @@
-"""How many samples there are, where nobody says so: read off the inputs, agreed on by losses."""
+"""The number of samples, if the caller does not give it: from the inputs, checked by losses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from ..errors import UsageError, describe, here
-from .input_trees import ragged
+from .input_trees import differ_in_rows
 
 
 class Guess:
@@ -21,7 +21,7 @@ class Guess:
         self.made = False
         self._quiet = False  # made from a call without gradients
         self.lengths: set[int] = set()  # of lists whose tensors may be one sample each
-        self.telling = ""  # an input that says whose each row is, and was taken as samples' own
+        self.id_input = ""  # an input of sample ids that was read as samples
         self._other: int | None = None  # the first size that is not one, beside one
         self._second: set[int] = set()  # sizes of the next axis, if the first has one index
         self._calls: dict[int, int] = {}  # how often a module was given samples
@@ -35,7 +35,7 @@ class Guess:
         """
         self.made = True
         for tensors in lists:
-            if tensors[0] is values[0] and self.dim == 0 and ragged(tensors):
+            if tensors[0] is values[0] and self.dim == 0 and differ_in_rows(tensors):
                 return len(tensors)
         sizes = []
         for value in values:
@@ -71,18 +71,18 @@ class Guess:
                 f"record(..., n={sizes[0]}), or make the other call before the block",
             )
 
-    def called(self, module: nn.Module) -> None:
+    def note_call(self, module: nn.Module) -> None:
         """A module was given samples."""
         if self.made:
             self._calls[id(module)] = self._calls.get(id(module), 0) + 1
 
     def advice(self, losses: Tensor, n: int | None) -> str:
-        """What may have been taken for something else, where samples meet."""
+        """What may have been misread, where samples interact."""
         count = losses.shape[0] if losses.dim() == 1 else 0
-        if self.telling:
+        if self.id_input:
             return (
-                f"if {self.telling!r} only says whose each row is, name it in "
-                f"record(..., constants=({self.telling!r},))"
+                f"if {self.id_input!r} only says which sample each row belongs to, name it in "
+                f"record(..., constants=({self.id_input!r},))"
             )
         if self.made and count != n and count in self.lengths:
             return f"if every tensor of a list is a sample: record(..., n={count})"
@@ -92,7 +92,7 @@ class Guess:
         return ""
 
     def expect_agreement(self, losses: Tensor, n: int | None) -> None:
-        """Where the inputs leave a doubt about n, the losses must settle it."""
+        """Where the inputs leave a doubt about n, the losses must decide."""
         if not self.made or not n:
             return
         count = losses.shape[0] if losses.dim() else 0
@@ -117,7 +117,7 @@ class Guess:
             raise _unclear(
                 (1, self._other),
                 f"the first input has one index on axis {self.dim}, another input has "
-                f"{self._other}, and losses of shape {tuple(losses.shape)} do not tell",
+                f"{self._other}, and losses of shape {tuple(losses.shape)} do not decide",
                 "record(..., n=...), or constants=... with the names of inputs that all samples "
                 "share",
             )

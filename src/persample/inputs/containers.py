@@ -1,7 +1,7 @@
 """Nested containers, opened and made again in one place: whatever batches and arguments come in.
 
 Lists, tuples, named tuples, any ``Mapping`` (dictionaries, ``UserDict``, Hugging Face's
-``BatchEncoding`` and ``ModelOutput``), dataclasses, and, where asked, objects of the caller's own
+``BatchEncoding`` and ``ModelOutput``), dataclasses, and, on request, objects of the caller's own
 class by their attributes (PyTorch Geometric's ``Data`` and ``Batch`` among them).
 """
 
@@ -60,7 +60,7 @@ def mapped(
     """The same nested containers with every tensor replaced; the value itself if none changed.
 
     ``function`` also replaces everything for which ``whole`` is true, which is not opened then.
-    With ``objects``, objects of the caller's own class are opened, too, but none inside another.
+    With ``objects``, objects of the caller's own class are also opened, but none inside another.
     Nothing is written to: what changes is a copy.
     """
     if isinstance(value, Tensor) or whole(value):
@@ -69,9 +69,9 @@ def mapped(
     if parts is not None:
         old = dict(parts)
         new = {k: mapped(v, function, whole=whole, objects=objects) for k, v in old.items()}
-        return value if _same(old, new) else _made(value, new)
+        return value if _same(old, new) else _rebuild(value, new)
     if objects and attributes(value, callables=True) is not None:
-        return _twin(value, lambda part: mapped(part, function, whole=whole))
+        return _copy_object(value, lambda part: mapped(part, function, whole=whole))
     return value
 
 
@@ -93,7 +93,7 @@ def _same(old: dict[Any, Any], new: dict[Any, Any]) -> bool:
     return all(new[key] is part for key, part in old.items())
 
 
-def _made(value: Any, parts: dict[Any, Any]) -> Any:
+def _rebuild(value: Any, parts: dict[Any, Any]) -> Any:
     """A container like ``value`` with other parts."""
     if isinstance(value, tuple):
         items = parts.values()
@@ -126,13 +126,13 @@ def _mapping(value: Mapping[Any, Any], parts: dict[Any, Any]) -> Any:
         def exchanged(part: Any) -> Any:
             return mapped(part, lambda v: new.get(id(v), v), whole=lambda v: id(v) in new)
 
-        made = _twin(value, exchanged)
+        made = _copy_object(value, exchanged)
         if all(made[key] is part for key, part in parts.items()):
             return made
     return parts
 
 
-def _twin(value: Any, function: Callable[[Any], Any]) -> Any:
+def _copy_object(value: Any, function: Callable[[Any], Any]) -> Any:
     """A copy of an object whose attributes went through a function; itself if none changed.
 
     The copy is made first: objects that point back at their owner are then the copy's.

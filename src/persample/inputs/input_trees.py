@@ -35,7 +35,7 @@ def _parameters(function: Callable[..., Any]) -> tuple[inspect.Parameter, ...]:
 _remembered = functools.lru_cache(maxsize=1024)(_parameters)
 
 
-def opened(value: Any, *, callables: bool = False) -> Any:
+def open_object(value: Any, *, callables: bool = False) -> Any:
     """The attributes of a batch that is an object of the caller's own class, or the value."""
     found = attributes(value, callables=callables)
     return value if found is None else found
@@ -50,10 +50,15 @@ def tensors_of(named: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = []
     for callables in (False, True):
         for name, value in named:
-            walk(name, opened(value, callables=callables), found)
+            walk(name, open_object(value, callables=callables), found)
         if found:
             break
     return found
+
+
+def tensor_of(value: Any) -> Any:
+    """The tensor that holds the rows: of a packed sequence, its data."""
+    return value.data if isinstance(value, PackedSequence) else value
 
 
 def packed_ids(packed: PackedSequence) -> Tensor:
@@ -91,7 +96,7 @@ def lists_alike(found: list[tuple[str, Any]]) -> list[list[Tensor]]:
     ]
 
 
-def ragged(tensors: list[Tensor]) -> bool:
+def differ_in_rows(tensors: list[Tensor]) -> bool:
     """Whether only the numbers of rows differ: nothing but samples is like that."""
     rows, rest = {t.shape[:1] for t in tensors}, {t.shape[1:] for t in tensors}
     return len(rows) > 1 and len(rest) == 1
@@ -113,7 +118,7 @@ def one_each(
     found = {}
     for tensors in lists:
         rows = [t.shape[dim] if t.dim() > dim else 1 for t in tensors]
-        if batched and not ragged(tensors):
+        if batched and not differ_in_rows(tensors):
             continue
         if len(tensors) == n and any(row != n for row in rows):
             for k, tensor in enumerate(tensors):

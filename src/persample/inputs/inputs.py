@@ -17,12 +17,21 @@ from ..uses.batches import COMPUTED
 from ..uses.context import Context
 from ..uses.tensor_states import Mark, transformed
 from .batch_size import Guess
-from .input_trees import argument_names, lists_alike, one_each, opened, packed_ids, tensors_of, walk
+from .input_trees import (
+    argument_names,
+    lists_alike,
+    one_each,
+    open_object,
+    packed_ids,
+    tensor_of,
+    tensors_of,
+    walk,
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Seen:
-    """An input tensor and how it was taken."""
+    """An input tensor and how it was read."""
 
     path: str
     shape: tuple[int, ...]
@@ -72,7 +81,7 @@ class Inputs:
         self._thread = 0  # the recording's: calls in others are not seen
 
     def begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Take the arguments of the only call to come: no module has to tell when it is made."""
+        """Take the arguments of the only call to come: no module has to announce it."""
         self._begun = True
         self._take(module, args, kwargs)
 
@@ -140,14 +149,14 @@ class Inputs:
                 self._give(out)
 
     def _give(self, out: Any) -> None:
-        """Results are the caller's, too, who may go on to compute in their memory."""
+        """Results also belong to the caller, who may go on to compute in their memory."""
         found: list[tuple[str, Any]] = []
         if out.__class__ is Tensor:
             found.append(("", out))
         elif out is not None:
-            walk("", opened(out), found)
+            walk("", open_object(out), found)
         for _, value in found:
-            tensor = value.data if isinstance(value, PackedSequence) else value
+            tensor = tensor_of(value)
             if not transformed(tensor):
                 self._context.caller.add(tensor, received=False)
 
@@ -168,7 +177,7 @@ class Inputs:
         if any(isinstance(v, Tensor) and transformed(v) for _, v in found):
             return  # inside a torch.func transform, where nothing is followed
         fresh = [(path, value) for path, value in found if self._fresh(value)]
-        undeclared = [(path, value) for path, value in fresh if not self._declared(path, value)]
+        undeclared = [(path, value) for path, value in fresh if not self._is_declared(path, value)]
         lists = lists_alike(undeclared) if len(undeclared) > 1 else []
         values = [value for _, value in undeclared]
         self.guess.expect_same(values, self._context.n)
@@ -181,10 +190,10 @@ class Inputs:
             each = one_each(lists, values, self._context.n, self.dim, batched=held)
         self.guess.lengths.update(len(tensors) for tensors in lists)
         if fresh and torch.is_grad_enabled():
-            self.guess.called(module)
+            self.guess.note_call(module)
         count = len(self.seen)
         for path, value in fresh:
-            tensor = value.data if isinstance(value, PackedSequence) else value
+            tensor = tensor_of(value)
             self._context.caller.add(tensor)
             self._context.user_code.expose(tensor)
             if id(tensor) in each:
@@ -192,6 +201,8 @@ class Inputs:
                 self.seen.append(Seen(path, tuple(tensor.shape), samples=True, declared=False))
             else:
                 self._mark(path, value)
+        self._context.caller.expect_not_refilled([tensor_of(value) for value in others])
+        self._context.caller.enter([tensor_of(value) for _, value in fresh])
         self._enter_batch([value for _, value in fresh], others)
         self._note_other_size(undeclared, self.seen[count:])
 
@@ -208,7 +219,7 @@ class Inputs:
                 mark.batches = 0
 
     def _samples(self, values: Sequence[Any]) -> list[Mark]:
-        tensors = [v.data if isinstance(v, PackedSequence) else v for v in values]
+        tensors = [tensor_of(v) for v in values]
         marks = [self._context.states.table.get(id(tensor)) for tensor in tensors]
         return [mark for mark in marks if mark is not None and isinstance(mark.state, Layout)]
 
@@ -221,9 +232,9 @@ class Inputs:
     def _see_constant(self, name: str, value: Any) -> None:
         """An argument that is constant by its position."""
         tensors: list[tuple[str, Any]] = []
-        walk(name, opened(value), tensors)
+        walk(name, open_object(value), tensors)
         for path, tensor in tensors:
-            shape = (tensor.data if isinstance(tensor, PackedSequence) else tensor).shape
+            shape = tensor_of(tensor).shape
             self.seen.append(Seen(path, tuple(shape), samples=False, declared=True))
 
     def _fresh(self, value: Any) -> bool:
@@ -232,9 +243,9 @@ class Inputs:
         return state is None or isinstance(state, Constant)
 
     def _state(self, value: Any) -> Any:
-        return self._context.look(value.data if isinstance(value, PackedSequence) else value)
+        return self._context.look(tensor_of(value))
 
-    def _declared(self, path: str, value: Any) -> bool:
+    def _is_declared(self, path: str, value: Any) -> bool:
         parts = path.split(".")
         return (
             id(value) in self.tensors
@@ -244,7 +255,7 @@ class Inputs:
         )
 
     def expect_samples(self) -> None:
-        """Say which inputs were looked at, if none of them was taken as samples."""
+        """Say which inputs were looked at, if none of them was read as samples."""
         if not self.seen or any(seen.samples for seen in self.seen):
             return
         n = self._context.n
@@ -262,7 +273,7 @@ class Inputs:
 
     def _mark(self, path: str, value: Any) -> None:
         n, marks = self._context.n, self._context.states
-        declared = self._declared(path, value)
+        declared = self._is_declared(path, value)
         if isinstance(value, PackedSequence):
             if not declared and n == int(value.batch_sizes[0]):
                 marks.put(
@@ -292,7 +303,7 @@ class Inputs:
         assert self.sample_ids is not None
         ids = self.sample_ids.to(value.device, torch.long).flatten()
         if not value.is_floating_point() and value.dim() == 1 and torch.equal(value.long(), ids):
-            self.guess.telling = path
+            self.guess.id_input = path
         if ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) < n):
             raise UsageError(
                 f"sample_ids must lie between 0 and n - 1 = {n - 1}, got {int(ids.min())} to "

@@ -80,7 +80,7 @@ def _mark_ids(context: Context, tensor: Tensor, axis: int, ids: Tensor) -> None:
         )
     if size and not (int(ids.min()) >= -1 and int(ids.max()) < context.n):
         raise UsageError(
-            f"ids must lie between -1 and {context.n - 1}", fix="-1 is a row of nobody"
+            f"ids must lie between -1 and {context.n - 1}", fix="-1 is a row of no sample"
         )
     view = [1] * tensor.dim()
     view[axis] = size

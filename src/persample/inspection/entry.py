@@ -73,7 +73,7 @@ def inspect(
 
     Raises:
         UsageError: An argument has no meaning, or there are no data.
-        MixedSamplesError: The model lets samples meet before the loss.
+        MixedSamplesError: The model lets samples interact before the loss.
         StorageError: A file could not be written.
     """
     if not isinstance(model, nn.Module):

@@ -24,7 +24,7 @@ from .families.pointwise import POINTWISE
 from .operators import COND, SET_DATA, Operator, find
 from .propagation import propagate
 from .reshaping import squeeze_colours
-from .structural_zeros import ZEROS, apart_by_zeros
+from .structural_zeros import ZEROS, separate_by_zeros
 
 __all__ = [
     "COND",
@@ -33,9 +33,9 @@ __all__ = [
     "ZEROS",
     "Call",
     "Operator",
-    "apart_by_zeros",
     "collect",
     "find",
     "propagate",
+    "separate_by_zeros",
     "squeeze_colours",
 ]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import Mixing
-from .layout import Layout, State, align, merge, remap
+from .layout import Layout, State, align, ids_of, merge, remap
 
 Result = State | None
 Rule = Callable[["Call"], "Result | list[Result]"]
@@ -51,9 +51,24 @@ class Call:
             return tuple(int(v) for v in value)
         return tuple(int(v) for v in self.args[index:]) or (int(value),)
 
+    @property
+    def first(self) -> Tensor:
+        """The result, or the first tensor among several."""
+        found: Tensor = self.out
+        if not isinstance(found, Tensor):
+            found = next(part for part in self.out if isinstance(part, Tensor))
+        return found
+
     def layout(self, tensor: Any) -> Layout | None:
         """The layout of an argument, None for a constant."""
         return self.layouts.get(id(tensor))
+
+    def colours(self, tensor: Tensor) -> Tensor:
+        """The sample of every element of an argument, -1 in a constant; not expanded."""
+        layout = self.layout(tensor)
+        if layout is None:
+            return torch.full((1,) * tensor.dim(), -1, device=tensor.device)
+        return ids_of(layout, tensor.shape, self.n, tensor.device)
 
     def tensors(self) -> list[Tensor]:
         """Every tensor among the arguments, in order."""
@@ -122,6 +137,23 @@ def carry(
     return result
 
 
+def carry_each(
+    call: Call, operands: Sequence[tuple[Any, Iterable[int]]], cores: Sequence[int]
+) -> Result | list[Result]:
+    """The same for one result or several, each with its number of trailing core axes.
+
+    A result of shape (0,) was not computed, unless it is one number for each of no samples.
+    """
+    if isinstance(call.out, Tensor):
+        return carry(call, operands, call.out, trailing(call.out, cores[0]))
+    return [
+        None
+        if out.shape == (0,) and (core or call.n)
+        else carry(call, operands, out, trailing(out, core))
+        for out, core in zip(call.out, cores, strict=False)
+    ]
+
+
 def _carried(
     layout: Layout,
     tensor: Tensor,
@@ -160,9 +192,8 @@ def place(
 
 def elementwise(call: Call) -> Layout | None:
     """Colours through broadcasting element-by-element operators."""
-    out = call.out if isinstance(call.out, Tensor) else call.out[0]
-    shape = out.shape
     result: Layout | None = None
+    shape = call.first.shape
     for tensor in call.tensors():
         layout = call.layouts.get(id(tensor))
         if layout is not None:

@@ -72,7 +72,7 @@ class Additive:
 
 @dataclass(frozen=True, slots=True)
 class Mixed:
-    """Elements that belong to several samples, or to nobody knows which."""
+    """Elements that belong to several samples, or to unknown ones."""
 
     reason: Reason
 
@@ -118,7 +118,7 @@ def explicit(ids: Tensor, n: int) -> Layout:
 def _closed_form(ids: Tensor, n: int, *, bold: bool = False) -> int | None:
     """The ``inner`` for which ids are (j // inner) % n.
 
-    Rows of nobody agree with anything, but only for the ``bold``: whoever takes them for some
+    Unowned rows agree with anything, but only for the ``bold``: whoever takes them for some
     sample's has to remember that this is a guess.
     """
     size = ids.numel()
@@ -137,11 +137,11 @@ def _closed_form(ids: Tensor, n: int, *, bold: bool = False) -> int | None:
 
 def with_hints(ids: Tensor) -> Tensor:
     """Nobody's elements beside those of one sample alone are its, if it comes to that."""
-    nobody = ids < 0
-    known = ids[~nobody]
+    unowned = ids < 0
+    known = ids[~unowned]
     if known.numel() in (0, ids.numel()) or bool((known != known[0]).any()):
         return ids
-    return torch.where(nobody, -2 - known[0], ids)
+    return torch.where(unowned, -2 - known[0], ids)
 
 
 def by_position(ids: Tensor, n: int) -> Layout | None:
@@ -231,7 +231,7 @@ def merge(one: Layout, two: Layout, shape: Shape, n: int) -> Layout:
         if one.axis == two.axis and one.inner == two.inner:
             return one
         raise Mixing(
-            f"two tensors that meet here hold their samples in different places: {one} and {two}",
+            f"two tensors hold their samples in different places: {one} and {two}",
             "if one of them is not per-sample data (a mask, position ids), name it in "
             "record(..., constants=...)",
         )
@@ -243,4 +243,4 @@ def merge(one: Layout, two: Layout, shape: Shape, n: int) -> Layout:
         return one
     if bool(((first == second) | (first < 0) | (second < 0)).all()):
         return explicit(torch.maximum(first, second), n)
-    raise Mixing("rows of different samples meet in one element")
+    raise Mixing("rows of different samples are combined in one element")

@@ -21,7 +21,7 @@ FRESH = frozenset(
     batch_norm rms_norm mul multiply add sub rsub matmul mm bmm addmm baddbmm linear einsum cat
     embedding stack div where""".split()
 )
-# No derivative depends on what the arguments are: of data that meet a parameter, shapes are kept.
+# No derivative depends on the arguments' values: of data used with a parameter, shapes are kept.
 ADDITIVE = frozenset("add sub subtract rsub cat concat concatenate stack".split())
 # Matrix products: their backward wants a contiguous gradient.
 PRODUCTS = frozenset(("linear", "matmul", "addmm", "baddbmm", "bmm", "einsum"))

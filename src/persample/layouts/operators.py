@@ -124,7 +124,7 @@ def canonical(name: str) -> tuple[str, bool]:
 
 @functools.cache
 def operators() -> dict[Any, Operator]:
-    """Every function, method and attribute of torch that can be met, by object."""
+    """Every function, method and attribute of torch that can be called, by object."""
     table: dict[Any, Operator] = {}
     for namespace in _namespaces():
         for attribute in dir(namespace):

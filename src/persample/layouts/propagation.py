@@ -53,7 +53,7 @@ def propagate(
 
 
 def _single(out: Any, coloured: Coloured) -> Result | list[Result]:
-    """A single sample meets nobody, whatever the operator does."""
+    """A single sample interacts with no other, whatever the operator does."""
     for _, state in coloured:
         if isinstance(state, Mixed):
             return Mixed(state.reason)

@@ -1,4 +1,4 @@
-"""Colours through a change of shape, in as few axes as tell them."""
+"""Colours through a change of shape, in as few axes as possible."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def squeeze_colours(ids: Tensor, n: int) -> Tensor:
 
 
 def _on_one_axis(ids: Tensor, n: int) -> Tensor:
-    """One axis that tells all colours, where -1 fills up rows and columns of the others."""
+    """One axis that has all colours, where -1 fills up rows and columns of the others."""
     wide = [d for d, size in enumerate(ids.shape) if size > 1]
     if len(wide) < 2 or not bool((ids < 0).any()):
         return ids

@@ -1,7 +1,7 @@
-"""Products in which zeros keep samples apart: block-diagonal graphs, attention masks of a pack.
+"""Products in which zeros keep samples separate: block-diagonal graphs, attention masks of a pack.
 
 What is multiplied by a constant zero has no influence and receives no gradient. Whether a constant
-is zero is read off its values: where samples meet by an operator's shapes alone, this looks closer.
+is zero is read off its values. This is for calls whose shapes alone would let samples interact.
 A zero times what is not finite is not zero: the caller sees to that.
 """
 
@@ -22,11 +22,11 @@ from .operators import Operator
 ZEROS = frozenset(("matmul", "mm", "bmm", "einsum", "scaled_dot_product_attention"))
 
 
-def apart_by_zeros(
+def separate_by_zeros(
     operator: Operator, args: Sequence[Any], kwargs: dict[str, Any], out: Any,
     coloured: Sequence[tuple[Tensor, State]], n: int,
 ) -> Layout | None:  # fmt: skip
-    """The layout of a product of samples and a constant, if its zeros keep samples apart."""
+    """The layout of a product of samples and a constant, if its zeros keep samples separate."""
     layouts: dict[int, Layout] = {}
     for tensor, state in coloured:
         if isinstance(state, Layout) and state.coupled is None:
@@ -105,7 +105,7 @@ def _thin(colours: Tensor) -> Tensor:
 
 
 def _attention(call: Call) -> Layout | None:
-    """A query is of the sample whose keys its mask leaves to it."""
+    """A query belongs to the sample whose keys its mask leaves to it."""
     q, k, v = call.arg(0, "query"), call.arg(1, "key"), call.arg(2, "value")
     mask, rows = call.arg(3, "attn_mask"), call.out.dim() - 2
     if mask is None or call.arg(5, "is_causal", default=False) or not _constant(call, mask):
@@ -113,7 +113,7 @@ def _attention(call: Call) -> Layout | None:
     found = [_rows(call, t) for t in (q, k, v)]
     if any(ids is None for ids in found) or not torch.equal(found[1], found[2]):  # type: ignore[arg-type]
         return None
-    if not all(bool(t.isfinite().all()) for t in (q, k, v)) or not _outweighed(q, k, mask):
+    if not all(bool(t.isfinite().all()) for t in (q, k, v)) or not _mask_outweighs(q, k, mask):
         return None
     queries, keys = found[0], found[1]
     assert queries is not None
@@ -127,7 +127,7 @@ def _attention(call: Call) -> Layout | None:
     return Layout(rows, 1, queries.view(view))
 
 
-def _outweighed(q: Tensor, k: Tensor, mask: Tensor) -> bool:
+def _mask_outweighs(q: Tensor, k: Tensor, mask: Tensor) -> bool:
     """Whether no product of a query and a key comes near what closes a mask of numbers."""
     if mask.dtype == torch.bool:
         return True
@@ -136,7 +136,7 @@ def _outweighed(q: Tensor, k: Tensor, mask: Tensor) -> bool:
 
 
 def _rows(call: Call, tensor: Tensor) -> Tensor | None:
-    """Whose each row is, where all of them are somebody's and nothing else tells samples apart."""
+    """The sample of each row, if all rows have one and nothing else separates samples."""
     layout, axis = call.layout(tensor), tensor.dim() - 2
     if layout is None or layout.axes != (axis,):
         return None

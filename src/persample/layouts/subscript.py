@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-def spread(index: Any, rank: int) -> list[Any]:
+def expand_index(index: Any, rank: int) -> list[Any]:
     """The index as one entry per consumed axis (None entries add axes), Ellipsis filled in."""
     entries = list(index) if isinstance(index, tuple) or _stands_for_tuple(index) else [index]
     entries = [torch.as_tensor(e) if isinstance(e, list) else e for e in entries]

@@ -11,28 +11,28 @@ from torch import Tensor
 from .layout import Layout, Shape, by_position, ids_of
 
 
-def settled(
+def assign_owners(
     states: Any, n: int, patterns: Sequence[Tensor], shape: Shape, *, more_to_come: bool
 ) -> tuple[Any, Tensor | None]:
-    """Rows of nobody become some sample's where a parameter meets them; and which were guessed.
+    """Assign unowned rows to samples where a parameter is used with them; and which were guessed.
 
-    They are whose the user's own ids (``patterns``) say, or that sample's whose rows they were
+    They belong to the sample that the user's ids (``patterns``) say, or whose rows they were
     joined to (padding, a token), or whose position it is. Constants may be coloured freely, but a
     sum of losses, or losses in another order, would count a wrong guess for the wrong sample:
     gradients of guessed rows are taken only if losses are in the samples' order, so that each row
-    is the gradient of the loss in its place. Where ``more_to_come``, rows stay nobody's.
+    is the gradient of the loss in its place. Where ``more_to_come``, rows stay unowned.
     """
     if states.__class__ is not Layout or states.ids is None:
         return states, None
     ids = states.ids
-    nobody = ids < 0
-    if not bool(nobody.any()):
+    unowned = ids < 0
+    if not bool(unowned.any()):
         return states, None
-    if bool(nobody.all()):
-        found = None if more_to_come else _unclaimed(ids, n, patterns, shape)
+    if bool(unowned.all()):
+        found = None if more_to_come else _owners_of_unowned(ids, n, patterns, shape)
     else:
         found = _declared(ids, patterns)
-    if found is None and not more_to_come and not bool(nobody.all()):
+    if found is None and not more_to_come and not bool(unowned.all()):
         hinted = torch.where(ids < -1, -2 - ids, ids)
         found = _the_only(hinted) if bool((hinted < 0).any()) else hinted
         if found is None:
@@ -41,11 +41,13 @@ def settled(
     if found is None:
         return states, None
     axis = next((d for d, size in enumerate(found.shape) if size > 1), 0)
-    return Layout(axis, 1, found, states.coupled), nobody
+    return Layout(axis, 1, found, states.coupled), unowned
 
 
-def _unclaimed(ids: Tensor, n: int, patterns: Sequence[Tensor], shape: Shape) -> Tensor | None:
-    """Where every row is nobody's: as the user numbers rows, or one for each sample."""
+def _owners_of_unowned(
+    ids: Tensor, n: int, patterns: Sequence[Tensor], shape: Shape
+) -> Tensor | None:
+    """Where every row is unowned: as the user numbers rows, or one for each sample."""
     rows = shape[0] if shape else 0
     orders = patterns or [torch.arange(n, device=ids.device)]
     for order in orders:
@@ -55,7 +57,7 @@ def _unclaimed(ids: Tensor, n: int, patterns: Sequence[Tensor], shape: Shape) ->
 
 
 def _declared(ids: Tensor, patterns: Sequence[Tensor]) -> Tensor | None:
-    """The user's own ids, where these are theirs or nobody's."""
+    """The user's own ids, where rows have these ids or are unowned."""
     if sum(size > 1 for size in ids.shape) == 1:
         rows = ids.flatten()
         for pattern in patterns:

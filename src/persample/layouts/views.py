@@ -71,7 +71,7 @@ def painted_through(
 def shown_by(layout: Layout, place: Place, tensor: Tensor, n: int | None) -> Layout | None:
     """The layout of a tensor that shows elements of a place which was written to.
 
-    None where it shows others, too, or where elements of the place share memory.
+    None if it also shows others, or where elements of the place share memory.
     """
     bytes_before = tensor.data_ptr() - place.pointer
     start, rest = divmod(bytes_before, tensor.element_size())

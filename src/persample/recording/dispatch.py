@@ -13,7 +13,7 @@ from ..backward.passes import Passes
 from ..backward.user_backward import ENGINE, expect_reached, run_backward, run_grad, run_nested
 from ..errors import Reason, from_torch, from_us, here
 from ..guards.guards import Guards
-from ..layouts import COND, SET_DATA, ZEROS, Operator, apart_by_zeros, collect
+from ..layouts import COND, SET_DATA, ZEROS, Operator, collect, separate_by_zeros
 from ..layouts.layout import CONSTANT, Additive, Constant, Earlier, Layout, Mixed, State
 from ..modes import entered, kept
 from ..uses.context import Context
@@ -70,7 +70,7 @@ class Dispatch:
             else:
                 self._custom.read(roles.coloured)
         if roles.loose and wanted and (owned or self._lean):
-            self._guards.constants_met(roles.loose, derived=bool(owned) and not roles.data)
+            self._guards.constants_used(roles.loose, derived=bool(owned) and not roles.data)
         if not owned:
             if not roles.coloured:
                 if operator.name == "data":
@@ -259,7 +259,7 @@ class Dispatch:
         if roles.owned:
             return None
         n = self._states.n or 0
-        found = apart_by_zeros(operator, args, kwargs, out, roles.coloured, n)
+        found = separate_by_zeros(operator, args, kwargs, out, roles.coloured, n)
         if found is not None:
             tensors: list[Tensor] = []
             collect([*args, *kwargs.values()], tensors)

@@ -16,9 +16,9 @@ from ..backward.consumers.kept import Kept
 from ..backward.consumers.lean import Lean
 from ..backward.consumers.protocol import Consumer
 from ..backward.passes import Passes
-from ..distributed import spread
+from ..distributed import find_processes
 from ..errors import UsageError
-from ..guards.guards import Guards, guards_of
+from ..guards.guards import Guards
 from ..inputs.inputs import Inputs
 from ..layouts import Operator, find
 from ..modes import above, below
@@ -74,8 +74,8 @@ class Recording:
         modules = modules_of(model)
         parameters = Parameters(model, params, modules, all_grads=options.grad)
         self.modules = [module for _, module in modules]
-        self.context = context = Context(options, parameters, spread(model), n)
-        self.guards = guards = guards_of(context)
+        self.context = context = Context(options, parameters, find_processes(model), n)
+        self.guards = guards = Guards(context)
         self.inputs = Inputs(context, constants=constants, sample_ids=sample_ids)
         consumer: Consumer = Kept()
         if options.ahead is not None:

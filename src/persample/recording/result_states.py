@@ -63,7 +63,7 @@ class Marking:
             return None
         base = out._base
         if operator.name == "data":
-            self._guards.numbers.lend(out)
+            self._guards.numbers.hand_out(out)
             self._states.lend(out, source)
         if base is None:
             return self._table.get(id(source)) if operator.name == "detach" else None

@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 from ..errors import Reason, here
 from ..layouts import Operator, collect
 from ..layouts.layout import CONSTANT, Additive, Constant, Layout, Mixed, State, closed
-from ..layouts.unowned_rows import settled
+from ..layouts.unowned_rows import assign_owners
 from ..run_state import RandomState, current_autocast, fingerprint
 from ..uses.context import ANCHOR, Context
 from ..uses.operands import operand_of
@@ -84,7 +84,7 @@ def _settled(
     """States in which rows of nobody are some sample's; and which of them were guessed."""
     shape = result.shape if isinstance(result, Tensor) else ()
     n, patterns = context.n or 0, context.patterns
-    return settled(states, n, patterns, shape, more_to_come=operator.inplace)
+    return assign_owners(states, n, patterns, shape, more_to_come=operator.inplace)
 
 
 def _kind(
@@ -136,7 +136,7 @@ def not_per_sample(operator: Operator, coloured: Coloured) -> Mixed | None:
             continue
         if isinstance(state, Layout):
             if tensor.layout is not torch.strided:
-                why, fix = "a parameter meets samples in a sparse tensor", "to_dense() first"
+                why, fix = "a parameter is used with samples in a sparse tensor", "to_dense() first"
                 return Mixed(Reason(operator.name, why, (tuple(tensor.shape),), here(), fix))
             if state.coupled is None:
                 continue
@@ -145,7 +145,7 @@ def not_per_sample(operator: Operator, coloured: Coloured) -> Mixed | None:
             continue
         if isinstance(state, Mixed):
             return state
-        why = "parameters meet a sum over samples (a regulariser on parameters alone?)"
+        why = "parameters are used with a sum over samples (a regulariser on parameters alone?)"
         fix = "give the regulariser its own backward() after tape.set_grad(...)"
         return Mixed(Reason(operator.name, why, (tuple(tensor.shape),), here(), fix))
     return None
@@ -238,7 +238,7 @@ def _checked(operator: Operator, out: Tensor, state: State | None) -> State | No
     if state is None:
         why = "one of the results depends on the parameter but on no sample"
     elif isinstance(state, Additive):
-        why = "a parameter meets data in an operator that sums over samples at once"
+        why = "a parameter is used with data in an operator that sums over samples at once"
         fix = 'keep the samples apart first (reduction="none", or multiply and then sum)'
     else:
         return state

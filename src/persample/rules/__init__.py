@@ -13,8 +13,18 @@ from . import (  # noqa: F401  (importing a family fills the table)
     writing,
 )
 from .by_sample import Unsuited
-from .expanded_copies import stretched
+from .expanded_copies import by_expanded_copies
 from .generic import generic
 from .table import RULES, Forms, OfTable, Rule
 
-__all__ = ["RULES", "Forms", "OfTable", "Rule", "Unsuited", "generic", "stretched"]
+__all__ = [
+    "RULES",
+    "Forms",
+    "OfTable",
+    "Rule",
+    "Unsuited",
+    "by_expanded_copies",
+    "generic",
+    "stretched",
+]
+stretched = by_expanded_copies  # the former name

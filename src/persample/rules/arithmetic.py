@@ -10,7 +10,7 @@ from torch import Tensor
 from ..forms import Dense
 from ..layouts.layout import Layout, remap
 from ..uses.use import Firing, Use
-from .broadcast import met, own_of_samples, reduced
+from .broadcast import own_of_samples, unbroadcast, unbroadcast_rows
 from .by_sample import Unsuited
 from .table import Forms, rule
 
@@ -32,7 +32,7 @@ def arithmetic(use: Use, firing: Firing, n: int) -> Forms:
     for operand in use.operands:
         first = operand.value is a
         part = _derivative(use.operator, a, b, grad, first, alpha)
-        found.append(met(part, layout, operand, n))
+        found.append(unbroadcast(part, layout, operand, n))
     return found
 
 
@@ -76,7 +76,7 @@ def join(use: Use, firing: Firing, n: int) -> Forms:
                     mine = Layout(0, 1, layout.ids.narrow(dim, at, size))
                 if stacked:
                     part, mine = part.squeeze(dim), _without(mine, dim, grad.dim())
-                found.append(met(part, mine, operand, n))
+                found.append(unbroadcast(part, mine, operand, n))
                 break
             at += size
     return found
@@ -100,4 +100,4 @@ def prelu(use: Use, firing: Firing, n: int) -> Forms:
     part = torch.where(x > 0, 0, x * grad)  # not zero times a gradient that is infinite
     if operand.lookup is not None or own_of_samples(part, layout, operand):
         raise Unsuited
-    return [Dense(reduced(part, layout, operand, n).reshape(n, *shape))]
+    return [Dense(unbroadcast_rows(part, layout, operand, n).reshape(n, *shape))]

@@ -15,15 +15,15 @@ from .embedding import looked_up
 from .table import OfTable
 
 
-def met(part: Tensor, layout: Layout, operand: Operand, n: int) -> Form | OfTable:
-    """The form of an operand from the gradient of its copies, one for every element it met."""
+def unbroadcast(part: Tensor, layout: Layout, operand: Operand, n: int) -> Form | OfTable:
+    """The form of an operand from the gradient of its copies, one for every use of an element."""
     if not operand.value.is_complex() and part.is_complex():
         part = part.real
     if operand.lookup is not None and part.shape == operand.value.shape:
         return looked_up(part, layout, operand, n)
     if n != 1 and own_of_samples(part, layout, operand):
-        return scattered(part, layout, operand, n)
-    return Dense(reduced(part, layout, operand, n))
+        return scatter_rows(part, layout, operand, n)
+    return Dense(unbroadcast_rows(part, layout, operand, n))
 
 
 def _over(grad: Tensor, operand: Operand) -> list[int]:
@@ -48,7 +48,7 @@ def own_of_samples(grad: Tensor, layout: Layout, operand: Operand) -> list[int]:
     ]
 
 
-def reduced(grad: Tensor, layout: Layout, operand: Operand, n: int) -> Tensor:
+def unbroadcast_rows(grad: Tensor, layout: Layout, operand: Operand, n: int) -> Tensor:
     """The output gradient summed to the operand's shape, but not over samples: (n, *shape).
 
     An operand expanded over the samples is one value for all of them, so its rows are the
@@ -101,7 +101,7 @@ def _ragged(grad: Tensor, layout: Layout, over: list[int], n: int, dtype: torch.
     return out.index_add_(0, ids[keep], rows[keep])
 
 
-def scattered(grad: Tensor, layout: Layout, operand: Operand, n: int) -> Form:
+def scatter_rows(grad: Tensor, layout: Layout, operand: Operand, n: int) -> Form:
     """An operand with values of its own for samples: each row of it is some sample's alone.
 
     Embeddings of constant ids are such operands: one row for each sample and token.

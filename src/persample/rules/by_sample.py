@@ -50,7 +50,7 @@ def _ragged(x: Tensor, layout: Layout, n: int, lead: int) -> Tensor:
     rows = x.reshape(math.prod(x.shape[:lead]), *x.shape[lead:])
     if ids.numel() == n and torch.equal(ids, torch.arange(n, device=ids.device)):
         return rows.unsqueeze(1)
-    return padded(rows, ids, n)
+    return pad_rows(rows, ids, n)
 
 
 def row_ids(x: Tensor, layout: Layout, n: int, lead: int) -> Tensor:
@@ -62,7 +62,7 @@ def row_ids(x: Tensor, layout: Layout, n: int, lead: int) -> Tensor:
     return flat.expand(x.shape[:lead]).reshape(-1)
 
 
-def padded(rows: Tensor, ids: Tensor, n: int) -> Tensor:
+def pad_rows(rows: Tensor, ids: Tensor, n: int) -> Tensor:
     """Rows sorted by sample and filled up with zeros: (n, longest, …)."""
     order = torch.argsort(ids, stable=True)
     sample = ids[order]

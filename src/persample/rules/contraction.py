@@ -24,7 +24,7 @@ def contraction(
     if x.dim() != len(data) or weight.dim() != len(mine):
         raise Unsuited
     if 1 in shape or 1 in x.shape:
-        x, data, weight, mine = _unrepeated(x, data, weight, mine, out)
+        x, data, weight, mine = _drop_repeated(x, data, weight, mine, out)
     _check(x, data, weight, mine, grad, out)
     if grad.is_complex() and not weight.is_complex():  # the weight's gradient is its real part
         raise Unsuited
@@ -40,9 +40,9 @@ def contraction(
         raise Unsuited
     if any(c not in data for c in positions):  # an axis of the result that the weight repeats
         raise Unsuited
-    left = _arranged(grad, out, positions, k, o, layout, n)
-    axis_layout = moved(layout, out, data)
-    right = _arranged(x, data, positions, k, i, axis_layout, n)
+    left = _arrange(grad, out, positions, k, o, layout, n)
+    axis_layout = move_layout(layout, out, data)
+    right = _arrange(x, data, positions, k, i, axis_layout, n)
     sizes = dict(zip(mine, weight.shape, strict=True))
     if "".join(mine) == "".join(k + o + i):
         return Outer(left, right, shape)
@@ -54,13 +54,13 @@ def contraction(
     return Part(form, shape, tuple(strides[c] for c in order), 0)
 
 
-def _unrepeated(
+def _drop_repeated(
     x: Tensor, data: str, weight: Tensor, mine: str, out: str
 ) -> tuple[Tensor, str, Tensor, str]:
     """Both terms without axes of size one that are repeated.
 
-    A capsule's matrices (1, i, c, a, b) meet vectors (n, i, 1, b, 1): they are repeated over the
-    samples, the vectors over c.
+    A capsule's matrices (1, i, c, a, b) multiply vectors (n, i, 1, b, 1): they are repeated over
+    the samples, the vectors over c.
     """
     for d in reversed([d for d, s in enumerate(weight.shape) if s == 1]):
         if mine[d] in data and mine[d] in out:
@@ -90,13 +90,13 @@ def _check(x: Tensor, data: str, weight: Tensor, mine: str, grad: Tensor, out: s
                 raise Unsuited
 
 
-def moved(layout: Layout, out: str, data: str) -> Layout:
+def move_layout(layout: Layout, out: str, data: str) -> Layout:
     """The output's layout on the data's axes (the samples' axis is a position of both)."""
     places = [data.index(c) if c in data else None for c in out]
     return remap(layout, places, len(data))
 
 
-def _arranged(
+def _arrange(
     x: Tensor,
     letters: str,
     positions: list[str],

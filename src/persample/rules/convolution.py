@@ -42,15 +42,15 @@ def convolution(use: Use, firing: Firing, n: int) -> Forms:
     )
     axes = weight.dim() - 2
     steps = _each(1 if stride is None else stride, axes)
-    spread = _each(1 if dilation is None else dilation, axes)
+    dilations = _each(1 if dilation is None else dilation, axes)
     if padding == "same":
-        widths = [d * (k - 1) for d, k in zip(spread, weight.shape[2:], strict=True)]
+        widths = [d * (k - 1) for d, k in zip(dilations, weight.shape[2:], strict=True)]
         if any(w % 2 for w in widths):
             x = F.pad(x, [v for w in reversed(widths) for v in (0, w % 2)])
         pads = tuple(w // 2 for w in widths)
     else:
         pads = _each(0 if padding in ("valid", None) else padding, axes)
-    geometry = Geometry(steps, pads, spread, False, (0,) * axes, 1 if groups is None else groups)
+    geometry = Geometry(steps, pads, dilations, False, (0,) * axes, 1 if groups is None else groups)
     return _forms(use, firing, x, weight, geometry, n)
 
 

@@ -14,7 +14,7 @@ from ..forms import Dense, Form, wide
 from ..layouts.layout import Layout
 from ..uses.use import Firing, Use
 from .by_sample import Unsuited, by_sample
-from .contraction import contraction, moved
+from .contraction import contraction, move_layout
 from .linear import product_letters
 from .table import Forms, rule
 
@@ -27,7 +27,7 @@ def einsum(use: Use, firing: Firing, n: int) -> Forms:
     grad, layout = firing.grads[0], use.out_layouts[0]
     if grad is None or not isinstance(equation, str) or len(terms) < 2:
         raise Unsuited
-    *letters, out = spelled(equation, terms, grad.dim())
+    *letters, out = spell_terms(equation, terms, grad.dim())
     if any(len(set(each)) != len(each) for each in letters):
         raise Unsuited
     found: Forms = []
@@ -57,7 +57,7 @@ def _of_one(weight: Term, others: list[Term], result: Term, layout: Layout, n: i
     theirs = set() if far is None else set(others[far][1])
     kept = _letters(near, set(mine) | theirs | samples)
     left = _product(near, kept)
-    where = moved(layout, out, kept)
+    where = move_layout(layout, out, kept)
     if far is None:
         return _written_out(weight, left, kept, where, n)
     data = _letters([others[far]], set(mine) | set(kept))
@@ -100,7 +100,7 @@ def _written_out(weight: Term, left: Tensor, kept: str, layout: Layout, n: int) 
     order = [c for c in kept if c not in mine] + list(mine)
     where = [kept.index(c) for c in order]
     places = "".join(order)
-    rows = by_sample(left.permute(where), moved(layout, kept, places), n, len(mine))
+    rows = by_sample(left.permute(where), move_layout(layout, kept, places), n, len(mine))
     return Dense(rows.sum(1).view(n, *value.shape))
 
 
@@ -111,7 +111,7 @@ def parameter_axes(use: Use, firing: Firing, rank: int) -> set[int] | None:
         terms = list(args[1] if isinstance(args[1], (list, tuple)) else args[1:])
         if len(terms) != 2 or not isinstance(args[0], str):
             return None
-        letters = tuple(spelled(args[0], terms, rank))
+        letters = tuple(spell_terms(args[0], terms, rank))
     else:
         both = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor)][-2:]
         terms = both[::-1] if use.operator == "rmatmul" else both
@@ -122,7 +122,7 @@ def parameter_axes(use: Use, firing: Firing, rank: int) -> set[int] | None:
     return {d for d, c in enumerate(letters[2]) if c in letters[mine[0]]}
 
 
-def spelled(equation: str, terms: Sequence[Tensor], rank: int) -> list[str]:
+def spell_terms(equation: str, terms: Sequence[Tensor], rank: int) -> list[str]:
     """Every term's letters and the result's, without dots."""
     left, arrow, right = equation.replace(" ", "").partition("->")
     inputs = left.split(",")

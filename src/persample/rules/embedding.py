@@ -31,7 +31,7 @@ def embedding(use: Use, firing: Firing, n: int) -> Forms:
 
 
 def looked_up(grad: Tensor, layout: Layout, operand: Operand, n: int) -> OfTable:
-    """Rows of a table, chosen by constants, that meet each sample in places of its own."""
+    """Rows of a table, chosen by constants, used with each sample in places of its own."""
     lookup = operand.lookup
     if lookup is None or operand.value.shape != grad.shape:
         raise Unsuited
@@ -62,7 +62,7 @@ def _rows(
     even = layout.ids is None and layout.axis == 0 and grad.dim() > 1
     if not even or grad.shape[0] != n * layout.inner:
         sample = row_ids(grad, layout, n, grad.dim() - 1)
-    if sample is not None and layout.ids is not None:  # rows of nobody are possible
+    if sample is not None and layout.ids is not None:  # there may be unowned rows
         keep = sample >= 0 if keep is None else keep & (sample >= 0)
         sample = sample.clamp(min=0)
     if keep is not None:

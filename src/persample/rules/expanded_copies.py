@@ -1,8 +1,8 @@
 """One backward pass for all samples: the operator runs on copies of the parameter, one for each.
 
-If a parameter is repeated along the axis of the samples, and an operator keeps samples apart that
-lie there, then the gradient of copy i is the gradient of sample i. Whether it keeps them apart is
-asked where layouts are followed: the copies are taken for samples, and the result must have the
+If a parameter is repeated along the axis of the samples, and an operator keeps samples there
+separate, then the gradient of copy i is the gradient of sample i. Whether it does is
+decided by its layout rule: the copies are treated as samples, and the result must have the
 layout that it has.
 """
 
@@ -15,7 +15,7 @@ from ..forms import lift, scratch, wide
 from ..layouts import POINTWISE, find, propagate
 from ..layouts.layout import Layout, State, closed, ids_of
 from ..uses.use import Firing, Operand, Use
-from .broadcast import met
+from .broadcast import unbroadcast
 from .by_sample import Unsuited
 from .table import Forms
 
@@ -24,7 +24,7 @@ _AROUND = frozenset(("cosine_similarity", "pairwise_distance"))  # one axis is s
 _KNOWN = POINTWISE | _BATCHED | _AROUND | {"max", "min"}
 
 
-def stretched(use: Use, firing: Firing, n: int) -> Forms:
+def by_expanded_copies(use: Use, firing: Firing, n: int) -> Forms:
     """One form per operand, where the operator can be run on copies."""
     grad, operator = firing.grads[0], find(use.func)
     if grad is None or len(firing.grads) != 1 or use.rng is not None or not n:
@@ -32,7 +32,7 @@ def stretched(use: Use, firing: Firing, n: int) -> Forms:
     if operator.rule is None or operator.name != use.operator:
         raise Unsuited
     layout = use.out_layouts[0]
-    shapes = [_copied(use, firing, operand, grad, layout, n) for operand in use.operands]
+    shapes = [_shape_of_copies(use, firing, operand, grad, layout, n) for operand in use.operands]
     try:
         copies = [
             (operand.value.detach().expand(shape).requires_grad_(), where)
@@ -42,12 +42,12 @@ def stretched(use: Use, firing: Firing, n: int) -> Forms:
     except (RuntimeError, ValueError, TypeError, IndexError):  # it does not broadcast this one
         raise Unsuited from None
     return [
-        None if part is None else met(part, where, operand, n)
+        None if part is None else unbroadcast(part, where, operand, n)
         for operand, part, (_, where) in zip(use.operands, found, copies, strict=True)
     ]
 
 
-def _copied(
+def _shape_of_copies(
     use: Use, firing: Firing, operand: Operand, grad: Tensor, layout: Layout, n: int
 ) -> tuple[torch.Size, Layout]:
     """The shape of an operand with a copy for every sample, and where they are."""
@@ -61,7 +61,7 @@ def _copied(
     found = None
     if name in _BATCHED and value.dim() > 1 and grad.dim() > 2:
         if all(d < grad.dim() - 2 for d in layout.axes):
-            found = _batched(value, grad), layout
+            found = _batch_matrices(value, grad), layout
     else:
         axes = [d for d in operand.expanded if value.shape[d] == n]
         found = (value.shape, closed(axes[0])) if axes else None
@@ -71,7 +71,7 @@ def _copied(
     return found
 
 
-def _batched(value: Tensor, grad: Tensor) -> torch.Size:
+def _batch_matrices(value: Tensor, grad: Tensor) -> torch.Size:
     """Matrices for all of a batch; where there are several already (heads), they stay as many."""
     own = (*[1] * (grad.dim() - value.dim()), *value.shape)
     lead = [size if size != 1 else all_ for size, all_ in zip(own[:-2], grad.shape, strict=False)]
@@ -101,7 +101,7 @@ def _around(use: Use, firing: Firing, layout: Layout) -> tuple[torch.Size, Layou
 def _gradients(
     use: Use, firing: Firing, copies: list[tuple[Tensor, Layout]], n: int
 ) -> list[Tensor | None]:
-    """Of every copy, if the samples among them are kept apart."""
+    """Of every copy, if the samples among them are kept separate."""
     grad = firing.grads[0]
     assert grad is not None
     saved = [t.detach() for t in firing.saved]
@@ -128,14 +128,14 @@ def _gradients(
     seed = grad.detach() if up is None else grad.detach() * up
     seed = seed.to(out.dtype)
     if n > 1 and use.operator not in _KNOWN:
-        _expect_apart(out, seed, use.out_layouts[0], copies, n)
+        _expect_separate(out, seed, use.out_layouts[0], copies, n)
     found = torch.autograd.grad(out, values, seed, allow_unused=True)
     if up is None:
         return list(found)
     return [None if part is None else part.to(wide(part.dtype)) / up for part in found]
 
 
-def _expect_apart(
+def _expect_separate(
     out: Tensor, seed: Tensor, layout: Layout, copies: list[tuple[Tensor, Layout]], n: int
 ) -> None:
     """One sample's gradient must not reach the others' copies: what was proven, seen once."""

@@ -9,16 +9,16 @@ whatever the operator is. All samples at once where torch can batch the backward
 
 from __future__ import annotations
 
-import warnings
 from functools import partial
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 
-from ..forms import Replay, lift, spans, wide
+from ..forms import Replay, lift, spans, walk_rows, wide
 from ..layouts.layout import Layout, ids_of
 from ..uses.use import Firing, Use
-from .isolation import only, spoiled
+from .isolation import only, rows_not_finite
 from .table import Forms
 
 
@@ -52,7 +52,7 @@ class _Again:
         found = _rows(outs, value, grads, n, first, last) if outs else None
         if found is None:
             return value.detach().new_zeros((last - first, *value.shape))
-        for at in spoiled(found) if n > 1 else ():
+        for at in rows_not_finite(found) if n > 1 else ():
             row = self._alone(k, outs, first + at)
             if row is not None:
                 found[at] = row
@@ -121,17 +121,10 @@ def _rows(
     """Gradients of samples first … last-1, batched where torch can."""
     parts: list[Tensor | None] = []
     size = sum(g.numel() * g.element_size() for g, _ in grads) + value.numel() * 8
+    edges = [get_gradient_edge(out) for out in outs]
     for start, stop in spans(last - first, size):
         seeds = _masked(grads, n, first + start, first + stop)
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                found = torch.autograd.grad(
-                    outs, value, seeds, retain_graph=True, allow_unused=True, is_grads_batched=True
-                )[0]
-        except RuntimeError:
-            return _one_by_one(outs, value, grads, n, first, last)
-        parts.append(found)
+        parts += walk_rows(edges, [value], seeds)
     kept = [p for p in parts if p is not None]
     return torch.cat(kept) if len(kept) == len(parts) else None
 
@@ -151,21 +144,3 @@ def _masked(grads: list[tuple[Tensor, Layout]], n: int, first: int, last: int) -
         )
         for g, layout in grads
     ]
-
-
-def _one_by_one(
-    outs: list[Tensor],
-    value: Tensor,
-    grads: list[tuple[Tensor, Layout]],
-    n: int,
-    first: int,
-    last: int,
-) -> Tensor | None:
-    rows = []
-    for i in range(first, last):
-        seeds = [g[0] for g in _masked(grads, n, i, i + 1)]
-        found = torch.autograd.grad(outs, value, seeds, retain_graph=True, allow_unused=True)[0]
-        if found is None:
-            return None
-        rows.append(found.to_dense())
-    return torch.stack(rows)

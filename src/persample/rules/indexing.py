@@ -51,7 +51,7 @@ def _chosen(use: Use, firing: Firing, index: list[Any], n: int) -> Form:
     sample = None
     if not even or not lead:
         sample = row_ids(grad, layout, n, lead)
-        values = values.masked_fill((sample < 0).unsqueeze(1), 0)  # rows of nobody
+        values = values.masked_fill((sample < 0).unsqueeze(1), 0)  # unowned rows
         sample = sample.clamp(min=0)
     rows = Rows(sample, where.reshape(-1), values, n, shape)
     return rows if shape == table.shape else Part(rows, table.shape, (shape[1], 1), 0)

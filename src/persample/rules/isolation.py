@@ -11,7 +11,7 @@ from ..forms import wide
 from ..layouts.layout import Layout, ids_of
 
 
-def spoiled(rows: Tensor) -> list[int]:
+def rows_not_finite(rows: Tensor) -> list[int]:
     """The rows that are not finite."""
     sums = rows.flatten(1).sum(1, dtype=wide(rows.dtype)) if rows.dim() > 1 else rows
     found: list[int] = (~sums.isfinite()).nonzero()[:, 0].tolist()  # quicker than every element
@@ -21,7 +21,7 @@ def spoiled(rows: Tensor) -> list[int]:
 def only(data: Sequence[Tensor], layouts: Sequence[Layout | None], i: int, n: int) -> list[Tensor]:
     """The data, with numbers of other samples replaced by those of sample i.
 
-    Where samples are kept apart, nothing of sample i's result changes. Indices and masks stay: they
+    Where samples are separate, nothing of sample i's result changes. Indices and masks stay: they
     say where things go.
     """
     return [

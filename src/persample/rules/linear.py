@@ -8,7 +8,7 @@ from torch import Tensor
 from ..forms import Dense, Form, Outer, wide
 from ..layouts.layout import Layout
 from ..uses.use import Firing, Operand, Use
-from .broadcast import reduced
+from .broadcast import unbroadcast_rows
 from .by_sample import Unsuited, factor
 from .contraction import contraction
 from .table import Forms, rule
@@ -70,7 +70,7 @@ def linear(use: Use, firing: Firing, n: int) -> Forms:
 
 @rule("bilinear")
 def bilinear(use: Use, firing: Firing, n: int) -> Forms:
-    """X (…, i), y (…, j), weight (o, i, j), bias (o): products of x and y meet the gradient."""
+    """X (…, i), y (…, j), weight (o, i, j), bias (o): products of x and y, times the gradient."""
     x, y, weight, bias = use.bind(firing, "input1", "input2", "weight", "bias")
     grad, layout = firing.grads[0], use.out_layouts[0]
     if grad is None or grad.is_complex():
@@ -120,7 +120,7 @@ def addmm(use: Use, firing: Firing, n: int) -> Forms:
             if plain and base.shape == grad.shape[-1:]:  # a bias of every row
                 found.append(_shift(factor(seed, layout, n)))
             else:
-                found.append(Dense(reduced(seed, layout, operand, n)))
+                found.append(Dense(unbroadcast_rows(seed, layout, operand, n)))
         else:
             scaled = grad * alpha if alpha != 1 else grad
             found.append(_product(a, b, operand, scaled, layout, n))

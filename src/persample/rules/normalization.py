@@ -22,7 +22,7 @@ def _statistics(node: str, x: Tensor) -> tuple[Tensor, Tensor] | None:
     """Means and reciprocal deviations of the input, if the operator's node is about to run.
 
     Rules are called before the node of the operator itself, which has kept them. In half precision
-    they are rounded, and better taken again.
+    they are rounded, and better computed again.
     """
     current: Any = torch._C._current_autograd_node()
     if current is None or current.name() != node or x.dtype != wide(x.dtype):

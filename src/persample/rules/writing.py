@@ -9,7 +9,7 @@ from torch import Tensor
 from ..layouts import squeeze_colours
 from ..layouts.layout import Layout, explicit, ids_of
 from ..uses.use import Firing, Use
-from .broadcast import met
+from .broadcast import unbroadcast
 from .by_sample import Unsuited
 from .table import Forms, rule
 
@@ -26,7 +26,7 @@ def write(use: Use, firing: Firing, n: int) -> Forms:
     elif isinstance(index, list):
         raise Unsuited
     part = grad[index]
-    return [met(part, _seen(layout, grad, index, n), use.operands[0], n)]
+    return [unbroadcast(part, _seen(layout, grad, index, n), use.operands[0], n)]
 
 
 def _seen(layout: Layout, grad: Tensor, index: Any, n: int) -> Layout:
@@ -47,5 +47,5 @@ def masked_fill(use: Use, firing: Firing, n: int) -> Forms:
         if operand.value is not x and operand.value is not value:
             raise Unsuited
         part = grad.masked_fill(mask if operand.value is x else ~mask, 0)
-        found.append(met(part, layout, operand, n))
+        found.append(unbroadcast(part, layout, operand, n))
     return found

@@ -1,4 +1,4 @@
-"""The tape: answers questions about gradients by asking forms and adding over uses."""
+"""The tape: answers queries about gradients by querying forms and adding over uses."""
 
 from .tape import Tape
 

@@ -23,7 +23,7 @@ def clipped_sum(
     groups = rule.split(names) if isinstance(rule, Grouped) else [tuple(names)]
     within = rule.within if isinstance(rule, Grouped) else rule
     source = question.source
-    with source.settled(names, apart=len(groups) > 1) as forms:
+    with source.clipping_forms(names, separate=len(groups) > 1) as forms:
         bounds = source.sq_bounds(names, forms)
         whole = _certain(question, bounds, names)
         bad = _left_out(whole, warn=warn)
@@ -36,8 +36,8 @@ def clipped_sum(
             share = coefficients(within, sizes.sqrt(), max_norm / len(groups) ** 0.5)
             share = share if bad is None else share.masked_fill(bad, 0)
             c.update(dict.fromkeys(group, share))
-        found = question.summed(
-            names, c, bad=bad, settled=forms, certain=True, wide=True, last=True
+        found = question.weighted_sum(
+            names, c, bad=bad, clipping_forms=forms, certain=True, wide=True, last=True
         )
     return found, bad is not None
 
@@ -46,7 +46,7 @@ def nonfinite(question: Question, names: Sequence[str]) -> Tensor:
     """The samples that contribute nothing to a clipped sum: indices."""
     source = question.source
     source.ready()
-    with source.settled(names, apart=False) as forms:
+    with source.clipping_forms(names, separate=False) as forms:
         whole = _certain(question, source.sq_bounds(names, forms), names)
     return (~torch.isfinite(whole)).nonzero().flatten()
 
@@ -54,7 +54,7 @@ def nonfinite(question: Question, names: Sequence[str]) -> Tensor:
 def _certain(question: Question, bounds: Grads, names: Iterable[str]) -> Tensor:
     """Bounds of ‖gᵢ‖² over some parameters."""
     elements = sum(question.selected[name].numel() for name in names)
-    return sums.certain(bounds, elements, question.n, question.device)
+    return sums.bound_over_parameters(bounds, elements, question.n, question.device)
 
 
 def _left_out(sq_norms: Tensor, *, warn: bool) -> Tensor | None:

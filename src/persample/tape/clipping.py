@@ -84,7 +84,7 @@ def coefficients(rule: Rule, bounds: Tensor, max_norm: float) -> Tensor:
     most = numbers.max**0.5 / 4  # times a number whose square is finite: so is the product
     if rule is flat or rule is automatic:  # these keep to C / norm
         return _normal(rule(safe, max_norm).clamp_(max=most), numbers).mul_(finite)
-    given = _returned(rule, safe.clone(), max_norm)  # the rule may write to its norms
+    given = _call_rule(rule, safe.clone(), max_norm)  # the rule may write to its norms
     if (
         not isinstance(given, Tensor)
         or given.shape != bounds.shape
@@ -115,7 +115,7 @@ def _normal(given: Tensor, numbers: torch.finfo) -> Tensor:
     return torch.threshold_(given, numbers.tiny, 0.0)
 
 
-def _returned(rule: Any, norms: Tensor, max_norm: float) -> object:
+def _call_rule(rule: Any, norms: Tensor, max_norm: float) -> object:
     """Call a rule of (norms, max_norm) or of norms alone."""
     if rule is per_layer or rule is per_group or not callable(rule):
         raise UsageError(

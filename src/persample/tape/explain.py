@@ -10,7 +10,7 @@ from ..backward.consumers.lean import Lean, Told
 from ..backward.contribution import Contribution
 from ..errors import describe
 from ..forms import within
-from ..forms.measure import Measure, measured
+from ..forms.measure import Measure, measure_form
 from ..inputs.inputs import Inputs, Seen
 from ..uses.context import Context
 from ..uses.use import Operand, Use
@@ -115,7 +115,7 @@ class Explainer:
         rows: list[UseRow] = []
         reached: set[str] = set()
         slow: dict[str, None] = {}
-        for use, operand, rule, measure in self._told(forms):
+        for use, operand, rule, measure in self._measured_uses(forms):
             names = [n for n in self._collector.sources(operand) if n in parameters.asked]
             reached.update(names)
             for name in names:
@@ -135,11 +135,11 @@ class Explainer:
             without_gradient=tuple(name for name in parameters.asked if name not in reached),
             slow=tuple(slow),
             ambiguous=tuple(line for line in lines if line),
-            kept_bytes=0 if forms is None else _kept(forms.contributions),
+            kept_bytes=0 if forms is None else _kept_bytes(forms.contributions),
         )
 
-    def _told(self, forms: ParameterForms | None) -> Iterator[Told]:
-        """What was kept, and how the whole of each parameter would be asked."""
+    def _measured_uses(self, forms: ParameterForms | None) -> Iterator[Told]:
+        """What was kept, and how each parameter's norms would be computed."""
         consumer = self._collector.consumer
         if isinstance(consumer, Lean):
             yield from consumer.told
@@ -150,10 +150,10 @@ class Explainer:
             for entry in forms.contributions:
                 names = self._collector.sources(entry.operand)
                 mine = whole[names[0]] if names else entry.form
-                yield entry.use, entry.operand, entry.rule, measured(entry.form, mine)
+                yield entry.use, entry.operand, entry.rule, measure_form(entry.form, mine)
 
 
-def _kept(entries: list[Contribution]) -> int:
+def _kept_bytes(entries: list[Contribution]) -> int:
     """Bytes of what the forms hold: several may hold the same output gradient."""
     shared: dict[int, int] = {}
     own = 0
@@ -200,7 +200,7 @@ def _ambiguity(seen: Seen, dim: int, n: int | None) -> str | None:
         )
     if seen.samples and len(seen.shape) == 2 and seen.shape[0] == seen.shape[1]:
         return (
-            f"{seen.path} {seen.shape} is taken as samples because axis {dim} has size n; if it is "
+            f"{seen.path} {seen.shape} is read as samples because axis {dim} has size n; if it is "
             f"not per-sample data: {cure}"
         )
     return None

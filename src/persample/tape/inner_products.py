@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..errors import UsageError
 from ..forms import Dense, Form, Scaled, real, wide
-from ..forms.sums import Sum, added, projected
+from ..forms.sums import Sum, add_over_parameters, project_parameter
 from .question import Question
 
 
@@ -33,7 +33,7 @@ def cross(mine: Question, other: Question, names: Sequence[str]) -> Tensor:
     if not common:
         raise UsageError(
             "the two tapes have no parameter in common",
-            why=f"this one was asked about {list(names)[:3]}, the other recorded "
+            why=f"this one was queried for {list(names)[:3]}, the other recorded "
             f"{list(other.selected)[:3]}",
             fix="record the same parameters of the same model in both",
         )
@@ -62,7 +62,7 @@ def dots(question: Question, direction: Mapping[str, Tensor], names: Sequence[st
     several = any(direction[name].dim() > question.selected[name].dim() for name in names)
     found = None if several else question.source.found_dots(direction, names)
     if found is not None:
-        return added(found, question.n, question.device)
+        return add_over_parameters(found, question.n, question.device)
     count = [direction[names[0]].shape[0]] if several else []
     total = Sum(question.n, *count, device=question.device)
 
@@ -92,7 +92,7 @@ def project(
         if scale is not None:
             factor = scale[name].detach().to(real(wide(form.dtype)), copy=True)
             form = Scaled(form, factor, (id(scale), name), form.dtype)
-        total.add(projected(name, form, *wanted))
+        total.add(project_parameter(name, form, *wanted))
 
     question.each(names, visit, linear=True)
     return total.value

@@ -1,4 +1,4 @@
-"""A source that keeps nothing: what was asked ahead, and one more backward pass for the rest."""
+"""A source that keeps nothing: answers of the first pass, and further passes for the rest."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ class LeanAnswers:
         self._guards.expect_true(())
         expect_backward(self._context)
 
-    def sq_norms(self, names: Iterable[str], *, apart: bool) -> Grads:
-        """‖gᵢ‖² of every parameter that received a gradient, taken in the first pass."""
+    def sq_norms(self, names: Iterable[str], *, separate: bool) -> Grads:
+        """‖gᵢ‖² of every parameter that received a gradient, from the first pass."""
         self.ready()
         kept = self._lean.sq_norms
         return {name: kept[name] for name in names if name in kept}
 
     def sq_bounds(self, names: Iterable[str], forms: Forms | None) -> Grads:
-        """Certified bounds of ‖gᵢ‖², taken in the first pass."""
+        """Certified bounds of ‖gᵢ‖², from the first pass."""
         kept = self._lean.sq_bounds
         return {name: kept[name] for name in names if name in kept}
 
     @contextlib.contextmanager
-    def settled(self, names: Iterable[str], *, apart: bool) -> Iterator[Forms | None]:
+    def clipping_forms(self, names: Iterable[str], *, separate: bool) -> Iterator[Forms | None]:
         """Nothing is kept."""
         yield None
 

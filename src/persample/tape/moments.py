@@ -1,4 +1,4 @@
-"""Questions about the spread of gradients over samples."""
+"""Queries about the variance of gradients over samples."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..errors import UsageError
 from ..forms import Form, real
-from ..forms.sums import NoiseScale, spread
+from ..forms.sums import NoiseScale, variance_from_moments
 from .question import Question
 from .source import Grads
 
@@ -43,7 +43,7 @@ def _mean(question: Question, names: Sequence[str]) -> Grads:
             for name in names
         }
     ones = torch.ones(question.n, dtype=torch.float64, device=question.device)
-    return question.summed(names, dict.fromkeys(names, ones / n), wide=True)
+    return question.weighted_sum(names, dict.fromkeys(names, ones / n), wide=True)
 
 
 def variance(question: Question, names: Sequence[str]) -> Grads:
@@ -58,7 +58,7 @@ def variance(question: Question, names: Sequence[str]) -> Grads:
     else:
 
         def visit(name: str, form: Form) -> None:
-            variances[name] = spread(form.moments(), n).to(real(form.dtype))
+            variances[name] = variance_from_moments(form.moments(), n).to(real(form.dtype))
 
         question.each(names, visit)
     return {

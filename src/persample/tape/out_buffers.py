@@ -27,7 +27,7 @@ def expect_buffers(out: Any, parameters: Mapping[str, Tensor], n: int) -> dict[s
                 fix=fix,
             )
         found[name] = buffer
-    _expect_apart(found)
+    _expect_no_overlap(found)
     return found
 
 
@@ -53,7 +53,7 @@ def _repeats(tensor: Tensor) -> bool:
     return False
 
 
-def _expect_apart(buffers: Mapping[str, Tensor]) -> None:
+def _expect_no_overlap(buffers: Mapping[str, Tensor]) -> None:
     before: list[tuple[int, str]] = []  # that end later than the next begins
     for start, stop, name in sorted((*_span(b), k) for k, b in buffers.items() if b.numel()):
         before = [(last, other) for last, other in before if last > start]
@@ -78,7 +78,7 @@ def _span(tensor: Tensor) -> tuple[int, int]:
 
 
 def _interleaved(a: Tensor, b: Tensor) -> bool:
-    """Whether they are columns of one matrix of samples: rows alternate and never meet."""
+    """Whether they are columns of one matrix of samples: rows alternate and never overlap."""
     step = a.stride(0) * a.element_size()
     if step != b.stride(0) * b.element_size():
         return False

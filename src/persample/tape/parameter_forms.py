@@ -1,4 +1,4 @@
-"""Every parameter's form, once it is asked for, and whether it may be trusted."""
+"""Every parameter's form, made on demand, and whether it may be trusted."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ..forms import (
     Form,
     Outer,
     Unsure,
+    bound_norms,
     doubts,
-    guarded,
     kept_rows,
-    pulled,
-    restored,
+    pull_back_together,
+    recompute_doubtful,
     scratch,
-    sharing,
-    together,
+    share_products,
+    stack_forms,
     within,
 )
 from ..guards.guards import Guards
@@ -77,36 +77,36 @@ class ParameterForms:
         """Forms whose rows will be looked at: what lies behind derived tensors is written out."""
         forms = self.forms(names)
         if not self.looped:
-            found = pulled(forms)
+            found = pull_back_together(forms)
             self._forms.replace(found)
             forms |= found
         return forms
 
     @contextlib.contextmanager
-    def settled(self, names: Iterable[str], *, apart: bool) -> Iterator[Forms | None]:
+    def clipping_forms(self, names: Iterable[str], *, separate: bool) -> Iterator[Forms | None]:
         """Forms for norms and one sum, rows where that is cheaper."""
         forms = self.written(names)
         rows = kept_rows(forms)
         used = sum(form.nbytes() for form in rows.values())
         forms |= rows
         with within(scratch() - used):
-            yield forms if apart else together(forms)
+            yield forms if separate else stack_forms(forms)
 
-    def sq_norms(self, names: Iterable[str], *, apart: bool) -> Grads:
-        """‖gᵢ‖², to be added up; ``apart``: of every parameter that received a gradient."""
+    def sq_norms(self, names: Iterable[str], *, separate: bool) -> Grads:
+        """‖gᵢ‖², to be added up; ``separate``: of every parameter that received a gradient."""
         forms: Forms = self.written(names)
-        forms = forms if apart else together(forms)
+        forms = forms if separate else stack_forms(forms)
         with _sharing(forms):
             found = {name: form.estimated() for name, form in forms.items()}
         unsure = [name for name, (norms, scale) in found.items() if scale is not norms]
         if unsure:
             for name, doubt in zip(unsure, doubts([found[n] for n in unsure]), strict=True):
                 if doubt:
-                    restored(*found[name], forms[name].exactly)
+                    recompute_doubtful(*found[name], forms[name].exactly)
         return {name: norms for name, (norms, _) in found.items()}
 
     def sq_bounds(self, names: Iterable[str], forms: Forms | None) -> Grads:
-        """Certified bounds of ‖gᵢ‖² for :meth:`settled` forms."""
+        """Certified bounds of ‖gᵢ‖² for :meth:`clipping_forms` forms."""
         assert forms is not None
         with _sharing(forms):
             return _bounds(forms)
@@ -117,19 +117,19 @@ class ParameterForms:
             visit(name, form)
 
     def found_grads(self, names: Sequence[str]) -> Grads | None:
-        """Nothing is asked ahead."""
+        """Nothing was computed in advance."""
         return None
 
     def found_dots(self, direction: Mapping[str, Tensor], names: Sequence[str]) -> Grads | None:
-        """Nothing is asked ahead."""
+        """Nothing was computed in advance."""
         return None
 
     def found_projections(self, wanted: tuple[int, int]) -> list[Tensor] | None:
-        """Nothing is asked ahead."""
+        """Nothing was computed in advance."""
         return None
 
     def found_moments(self) -> tuple[Grads, Grads, Grads] | None:
-        """Nothing is asked ahead."""
+        """Nothing was computed in advance."""
         return None
 
 
@@ -140,12 +140,12 @@ def _bounds(forms: Forms) -> Grads:
     for name, form in forms.items():
         norms = form.unsure()
         if norms is None:
-            found[name] = form.sq_bounds()
+            found[name] = form.measured()[1]
         else:
             alike = (norms.found.dtype, norms.found.device)
             unsure.setdefault(alike, {})[name] = norms
     for group in unsure.values():
-        for name, (bounds, _) in zip(group, guarded(list(group.values())), strict=True):
+        for name, (bounds, _) in zip(group, bound_norms(list(group.values())), strict=True):
             found[name] = bounds
     return found
 
@@ -153,4 +153,4 @@ def _bounds(forms: Forms) -> Grads:
 def _sharing(forms: Forms) -> contextlib.AbstractContextManager[None]:
     """Keep products of positions that several parameters have in common."""
     outer = [f for f in forms.values() if isinstance(f, Outer) and f.t > 1]
-    return sharing(factor for form in outer for factor in form.given)
+    return share_products(factor for form in outer for factor in form.given)

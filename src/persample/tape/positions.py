@@ -132,7 +132,7 @@ def splits_of(use: Use, firing: Firing, n: int) -> list[Split | None]:
     return found
 
 
-def _taken_apart(form: Form | OfTable | None, firing: Firing, at: Split, n: int) -> Form | None:
+def _split_positions(form: Form | OfTable | None, firing: Firing, at: Split, n: int) -> Form | None:
     """Forms that hold their positions already (and what counts within a sample stays so)."""
     grad = firing.grads[0]
     assert grad is not None
@@ -162,7 +162,7 @@ class Positions:
         """(n, T): shares of ‖gᵢ‖², or of ⟨gᵢ, V⟩."""
         wanted, sources = set(names), self._collector.sources
         chosen = [e for e in kept if wanted.intersection(sources(e.operand))]
-        splits, count = self._agreed(chosen, n)
+        splits, count = self._common_split(chosen, n)
         out = torch.zeros(n, count)
         for name in names if n and count else ():  # one parameter's pieces at a time
             forms = []
@@ -194,7 +194,7 @@ class Positions:
         first = next(s for s in splits if s is not None)
         if use.operator == "embedding" or use.operator.startswith("conv"):
             forms, _ = forms_of(use, firing, n, rules, positions=True)
-            found = _taken_apart(forms[where], firing, first, n)
+            found = _split_positions(forms[where], firing, first, n)
             if found is not None:
                 return replace(entry, form=found)
         device = entry.operand.value.device
@@ -214,7 +214,7 @@ class Positions:
             return replace(entry, operand=operand, form=form)
         return replace(entry, form=form)
 
-    def _agreed(
+    def _common_split(
         self, entries: Sequence[Contribution], n: int
     ) -> tuple[list[list[Split | None]], int]:
         """The splits of all entries; refused where they have different lengths, or none."""
@@ -241,9 +241,9 @@ class Positions:
             found.append(splits)
             lengths.setdefault(next(s.count for s in splits if s is not None), []).append(name)
         if len(lengths) > 1:
-            told = "; ".join(f"{k} of {v[0]!r} and {len(v) - 1} more" for k, v in lengths.items())
+            counts = "; ".join(f"{k} of {v[0]!r} and {len(v) - 1} more" for k, v in lengths.items())
             raise UsageError(
-                f"parameters were used with different numbers of positions: {told}",
+                f"parameters were used with different numbers of positions: {counts}",
                 fix="ask for those that agree: tape.positions(params=lambda name: ...)",
             )
         return found, next(iter(lengths), 0)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MixedSamplesError, StaleError, UsageError
-from ..forms import Form, Together, sums, within
+from ..forms import Form, Stacked, sums, within
 from ..run_state import uncast
 from ..uses.context import Context
 from ..uses.parameters import Params, choose
@@ -18,25 +18,25 @@ from .source import Forms, Grads, Source, Visitor
 
 
 class Question:
-    """A recording, open for questions; each is asked inside :meth:`asking`."""
+    """A recording, open for queries; each is answered inside :meth:`answering`."""
 
     def __init__(self, context: Context, source: Source) -> None:
         self._context, self.source = context, source
         self._lock = threading.RLock()  # questions of a lean recording back-propagate
 
     @contextlib.contextmanager
-    def asking(self) -> Iterator[None]:
+    def answering(self) -> Iterator[Question]:
         """Unseen by any recorder, uncast, one thread at a time, within the memory budget."""
         if torch._C._functorch.peek_interpreter_stack() is not None:
             raise UsageError(
-                "a tape cannot be asked inside a torch.func transform",
+                "a tape cannot be queried inside a torch.func transform",
                 why="its answers carry no gradient, and are not batched",
                 fix="ask outside, and use the answer inside",
             )
         budget = self._context.options.budget
         try:
             with self._lock, torch._C.DisableTorchFunction(), uncast(), within(budget):
-                yield
+                yield self
         except RuntimeError as error:
             if "modified by an inplace operation" not in str(error):
                 raise
@@ -108,20 +108,22 @@ class Question:
 
     def sq_norms(self, names: Sequence[str]) -> Tensor:
         """‖gᵢ‖² over parameters."""
-        return sums.added(self.source.sq_norms(names, apart=False), self.n, self.device)
+        return sums.add_over_parameters(
+            self.source.sq_norms(names, separate=False), self.n, self.device
+        )
 
-    def summed(
+    def weighted_sum(
         self,
         names: Sequence[str],
         c: Mapping[str, Tensor],
         *,
         bad: Tensor | None = None,
-        settled: Forms | None = None,
+        clipping_forms: Forms | None = None,
         certain: bool = False,
         wide: bool = False,
         last: bool = False,
     ) -> Grads:
-        """Σ cᵢ gᵢ; ``bad`` samples are taken out before any batched kernel: 0 · NaN is NaN.
+        """Σ cᵢ gᵢ; ``bad`` samples are removed before any batched kernel: 0 · NaN is NaN.
 
         ``certain``: from what certified bounds were computed from. ``wide``: float32 at least.
         """
@@ -130,20 +132,20 @@ class Question:
         def visit(name: str, form: Form) -> None:
             form = form if bad is None else form.without(bad)
             value = form.certain_sum(c[name]) if certain else form.weighted_sum(c[name])
-            if isinstance(form, Together):
-                found.update(form.apart(value))
+            if isinstance(form, Stacked):
+                found.update(form.split(value))
             else:
                 found[name] = found[name] + value if name in found else value
 
-        if settled is None:
+        if clipping_forms is None:
             # uses that cancel must be added as they were for the bounds: before they are scaled
             self.each(names, visit, linear=not certain, last=last)
         else:
-            for name, form in settled.items():
+            for name, form in clipping_forms.items():
                 visit(name, form)
-        return {name: self._typed(name, found.get(name), wide=wide) for name in names}
+        return {name: self._cast(name, found.get(name), wide=wide) for name in names}
 
-    def _typed(self, name: str, value: Tensor | None, *, wide: bool) -> Tensor:
+    def _cast(self, name: str, value: Tensor | None, *, wide: bool) -> Tensor:
         """A sum in its parameter's dtype; zeros where no gradient came."""
         parameter = self.selected[name]
         dtype = parameter.dtype

@@ -18,7 +18,7 @@ Visitor = Callable[[str, Form], None]
 class Source(Protocol):
     """A recording, as its questions see it.
 
-    What was ``found`` ahead is None where nothing was: then the forms are asked.
+    What was ``found`` in advance is None if nothing was: then the forms are queried.
     """
 
     @property
@@ -28,14 +28,14 @@ class Source(Protocol):
     def ready(self) -> None:
         """Refuse to answer from a recording that is not complete, or no longer true."""
 
-    def sq_norms(self, names: Iterable[str], *, apart: bool) -> Grads:
-        """‖gᵢ‖² of parameters, to be added up; ``apart``: of each that received a gradient."""
+    def sq_norms(self, names: Iterable[str], *, separate: bool) -> Grads:
+        """‖gᵢ‖² of parameters, to be added up; ``separate``: of each that received a gradient."""
 
     def sq_bounds(self, names: Iterable[str], forms: Forms | None) -> Grads:
-        """Certified bounds of ‖gᵢ‖² for :meth:`settled` forms."""
+        """Certified bounds of ‖gᵢ‖² for :meth:`clipping_forms` forms."""
 
-    def settled(
-        self, names: Iterable[str], *, apart: bool
+    def clipping_forms(
+        self, names: Iterable[str], *, separate: bool
     ) -> contextlib.AbstractContextManager[Forms | None]:
         """Forms for norms and one sum; None where nothing is kept."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -64,7 +65,7 @@ class Tape:
         raise UsageError(
             "a tape can be neither copied nor pickled",
             why="it refers to the model and to the graph of one pass",
-            fix="copy or store what was asked of it",
+            fix="copy or store its answers",
         )
 
     def __repr__(self) -> str:
@@ -94,13 +95,16 @@ class Tape:
             raise UsageError("the tape is closed", fix="ask before tape.close()")
         return self._question
 
+    def _answering(self) -> AbstractContextManager[Question]:
+        return self._open().answering()
+
     # ------------------------------------------------------------------ recording
 
     def mark(self, tensor: Tensor, *, dim: int = 0, ids: Tensor | None = None) -> Tensor:
         """Say where the samples are in a tensor that the model does not receive as input.
 
         Args:
-            tensor: Data, before parameters meet it.
+            tensor: Data, before it is used with parameters.
             dim: The axis of the samples.
             ids: A sample for each index of that axis, where they are not in order; -1 for none.
 
@@ -123,7 +127,7 @@ class Tape:
             retain_graph: Keep the graph for another backward pass.
 
         Raises:
-            MixedSamplesError: Samples meet before the loss, or nothing proves that they do not.
+            MixedSamplesError: Samples interact before the loss, or nothing proves that they do not.
             MissedUseError: A parameter was used where the recorder could not see it.
         """
         self._open()
@@ -160,8 +164,7 @@ class Tape:
         >>> {name: tuple(g.shape) for name, g in tape.grads().items()}
         {'weight': (4, 2, 3), 'bias': (4, 2)}
         """
-        question = self._open()
-        with question.asking():
+        with self._answering() as question:
             names, selected = question.names(params), question.selected
             buffers: dict[str, Tensor | None] = dict.fromkeys(names)
             if out is not None:
@@ -170,7 +173,7 @@ class Tape:
 
             def visit(name: str, form: Form | None) -> None:
                 shape = (self.n, *selected[name].shape)
-                found[name] = _written(form, shape, selected[name], buffers[name])
+                found[name] = _write_rows(form, shape, selected[name], buffers[name])
 
             ahead = question.source.found_grads(names)
             if ahead is None:
@@ -188,19 +191,17 @@ class Tape:
     def norms(self, *, params: Params = None) -> Tensor:
         """‖gᵢ‖ over all parameters: (n,). Never materialised.
 
-        Where products of positions cancel so far that digits would be lost, they are taken again
+        Where products of positions cancel so far that digits would be lost, they are computed again
         from rows. Clipping does not rely on them: it uses certified bounds.
         """
-        question = self._open()
-        with question.asking():
+        with self._answering() as question:
             return question.sq_norms(question.names(params)).sqrt_()
 
     def parameter_norms(self, *, params: Params = None) -> Grads:
         """‖gᵢ‖ of each parameter: ``{name: (n,)}``."""
-        question = self._open()
-        with question.asking():
+        with self._answering() as question:
             names = question.names(params)
-            found = question.source.sq_norms(names, apart=True)
+            found = question.source.sq_norms(names, separate=True)
             return {
                 name: found[name].sqrt() if name in found else self._zero_norms(name)
                 for name in names
@@ -208,12 +209,11 @@ class Tape:
 
     def weighted_sum(self, c: Tensor, *, params: Params = None) -> Grads:
         """Σᵢ cᵢ gᵢ for any coefficients c (n,): ``{name: shape}``."""
-        question = self._open()
-        with question.asking():
+        with self._answering() as question:
             names = question.names(params)
             expect_coefficients(c, self.n)
             weights = c.detach().to(question.device)
-            return question.summed(names, dict.fromkeys(names, weights), last=True)
+            return question.weighted_sum(names, dict.fromkeys(names, weights), last=True)
 
     def clipped_sum(self, max_norm: float, *, rule: Rule = flat, params: Params = None) -> Grads:
         """Σᵢ cᵢ gᵢ with ‖cᵢ gᵢ‖ ≤ max_norm for every sample: DP-SGD's gradient, one backward.
@@ -243,8 +243,7 @@ class Tape:
         coupled normaliser           MixedSamplesError with the line that divides
         ===========================  =====================================================
         """
-        question = self._open()
-        with question.asking():
+        with self._answering() as question:
             bound = number(max_norm, "max_norm")
             if not 0 <= bound < float("inf"):
                 raise UsageError(
@@ -261,22 +260,20 @@ class Tape:
 
         They are those that contribute nothing to :meth:`clipped_sum`.
         """
-        question = self._open()
-        with question.asking():
+        with self._answering() as question:
             return nonfinite(question, question.names(params))
 
     # ------------------------------------------------------------------ inner products
 
     def gram(self, *, params: Params = None) -> Tensor:
         """⟨gᵢ, gⱼ⟩ for every pair of samples: (n, n)."""
-        question = self._open()
-        with question.asking():
+        with self._answering() as question:
             return inner_products.gram(question, question.names(params))
 
     def cosine(self, *, params: Params = None) -> Tensor:
         """⟨gᵢ, gⱼ⟩ / ‖gᵢ‖‖gⱼ‖: (n, n); zero where a gradient is zero."""
         products = self.gram(params=params)
-        with self._question.asking():
+        with self._answering():
             return inner_products.cosine(products)
 
     def cross(self, other: Tape, *, params: Params = None) -> Tensor:
@@ -284,8 +281,7 @@ class Tape:
 
         Over the parameters that both tapes recorded. One of the two may be lean.
         """
-        question = self._open()
-        with question.asking():
+        with self._answering() as question:
             if not isinstance(other, Tape):
                 raise UsageError(
                     f"cross takes another tape, got {shown(other)}",
@@ -297,7 +293,7 @@ class Tape:
         """⟨gᵢ, V⟩ for a direction ``{name: shape}``: (n,).
 
         For m directions at once, ``{name: (m, *shape)}``: (n, m). With ``params=`` the direction
-        may hold other names, too.
+        may also hold other names.
 
         >>> import torch, persample
         >>> model = torch.nn.Linear(3, 2)
@@ -307,8 +303,7 @@ class Tape:
         >>> tape.dots(along).shape
         torch.Size([4, 5])
         """
-        question = self._open()
-        with question.asking():
+        with self._answering() as question:
             names, chosen = question.names(params), params is not None
             expect_direction(direction, names, question.selected, chosen=chosen, several=True)
             return inner_products.dots(question, direction, names)
@@ -329,8 +324,7 @@ class Tape:
         ``scale``: a real tensor for each parameter, ``{name: shape}``, that its gradients are
         multiplied by first (the second moments of Adam, a diagonal Fisher matrix).
         """
-        question = self._open()
-        with question.asking():
+        with self._answering() as question:
             wanted, names = expect_projection(dim, seed), question.names(params)
             if scale is not None:
                 expect_direction(scale, names, question.selected, chosen=params is not None)
@@ -358,8 +352,7 @@ class Tape:
         >>> tape.positions().shape
         torch.Size([4, 6])
         """
-        question = self._open()
-        with question.asking():
+        with self._answering() as question:
             names = question.names(params)
             if direction is not None:
                 chosen = params is not None
@@ -375,14 +368,12 @@ class Tape:
 
     def second_moment(self, *, params: Params = None) -> Grads:
         """meanᵢ gᵢ², element by element: ``{name: shape}``."""
-        question = self._open()
-        with question.asking():
+        with self._answering() as question:
             return moments.second_moment(question, question.names(params))
 
     def variance(self, *, params: Params = None) -> Grads:
         """The unbiased variance over samples, element by element: ``{name: shape}``."""
-        question = self._open()
-        with question.asking():
+        with self._answering() as question:
             return moments.variance(question, question.names(params))
 
     def noise_scale(self, *, params: Params = None) -> NoiseScale:
@@ -390,8 +381,7 @@ class Tape:
 
         With m = meanᵢ‖gᵢ‖² and N = ‖meanᵢ gᵢ‖²: tr Σ = n(m − N)/(n − 1), |G|² = N − tr Σ / n.
         """
-        question = self._open()
-        with question.asking():
+        with self._answering() as question:
             return moments.noise_scale(question, question.names(params))
 
     # ------------------------------------------------------------------ optimizers
@@ -402,8 +392,8 @@ class Tape:
         The tensors are taken over, not copied, as in ``parameter.grad = tensor``: what changes
         ``.grad`` in place later changes them. Adding writes to neither.
 
-        Where the model is spread over processes (DDP, ``fully_shard``), every process must call it,
-        and what is written is the sum over processes, not their mean.
+        If the model is distributed (DDP, ``fully_shard``), every process must call it, and what is
+        written is the sum over processes, not their mean.
         """
         with torch._C.DisableTorchFunction(), torch.no_grad():
             selected = self._open().selected
@@ -440,7 +430,7 @@ def _release(owner: weakref.ref[Recording]) -> None:
         recording.release()
 
 
-def _written(
+def _write_rows(
     form: Form | None, shape: tuple[int, ...], parameter: Tensor, buffer: Tensor | None
 ) -> Tensor:
     if form is None:

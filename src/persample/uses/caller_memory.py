@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
+
+from ..errors import UsageError
+from .contents import Values
 
 
 class CallerMemory:
@@ -16,6 +20,7 @@ class CallerMemory:
         self._lean = lean  # a lean recording runs over them again
         self._kept: list[Tensor] = []
         self._given: list[weakref.ref[Tensor]] = []
+        self._entered: list[tuple[set[int], Values]] = []  # for each call of the model
 
     def add(self, tensor: Tensor, *, received: bool = True) -> None:
         """Note a tensor that the caller passed in (``received``), or was given."""
@@ -26,6 +31,23 @@ class CallerMemory:
                 self._kept.append(tensor)
             elif self._lean:
                 self._given.append(weakref.ref(tensor))
+
+    def enter(self, tensors: Sequence[Tensor]) -> None:
+        """A call of the model was given tensors that were not known."""
+        if tensors:
+            self._entered.append(({id(tensor) for tensor in tensors}, Values(tensors)))
+
+    def expect_not_refilled(self, tensors: Iterable[Tensor]) -> None:
+        """Refuse a later call with a known tensor that was filled with new samples, unseen."""
+        known = {id(tensor) for tensor in tensors}
+        if any(known & given and values.changed() for given, values in self._entered):
+            raise UsageError(
+                "a second batch in one recording: an input was filled with new data",
+                why="the model is called again with a tensor that it was given before, and its "
+                "contents were exchanged in between",
+                fix="one record block for each micro-batch, with tape.set_grad(..., "
+                "accumulate=True)",
+            )
 
     def alive(self) -> list[Tensor]:
         """What a lean recording depends on, and the caller may write to."""
@@ -41,6 +63,7 @@ class CallerMemory:
         """Forget the tensors."""
         self._kept.clear()
         self._given.clear()
+        self._entered.clear()
 
 
 def memory_of(tensor: Tensor) -> int:

@@ -26,17 +26,17 @@ from ...forms import (
     Joint,
     Picked,
     Pullback,
-    pulled,
+    pull_back_together,
     real,
     scratch,
     total,
     wide,
     within,
 )
-from ...forms.measure import Measure, measured
-from ...forms.sums import projected, spread
-from ...guards.content_checks import Values
+from ...forms.measure import Measure, measure_form
+from ...forms.sums import project_parameter, variance_from_moments
 from ...run_state import Autocast, current_autocast
+from ...uses.contents import Values
 from ...uses.options import Ahead
 from ...uses.tensor_states import version
 from ...uses.use import Operand, Use
@@ -122,7 +122,7 @@ class Lean:
         if operand.name is not None:
             self.operands[operand.name] = operand
         if not self.done:
-            measure = measured(contribution.form, contribution.form, kept=False)
+            measure = measure_form(contribution.form, contribution.form, kept=False)
             self.told.append((contribution.use, operand, contribution.rule, measure))
         with within(self.budget):
             self._take(parts(contribution))
@@ -152,7 +152,7 @@ class Lean:
             return
         self.settled.update(forms)
         with within(WALK if scratch() == LEAN else scratch()):
-            forms |= pulled(forms)
+            forms |= pull_back_together(forms)
         for name, form in forms.items():
             (self.visitor or self._first)(name, form)
 
@@ -169,14 +169,16 @@ class Lean:
             self.dots[name] = form.dot(direction.detach())
             self.along[name] = Along(direction, version(direction), Values([direction]))
         if self.ahead.projection is not None:
-            found = projected(name, form, *self.ahead.projection)
+            found = project_parameter(name, form, *self.ahead.projection)
             self.projections[:] = [p + found for p in self.projections] or [found]
         if self.ahead.moments:
             first, second = form.moments()
             self.sums[name] = first.to(wide(form.dtype))
             self.squares[name] = second.to(real(form.dtype))
             if form.n > 1:
-                self.variances[name] = spread((first, second), form.n).to(real(form.dtype))
+                self.variances[name] = variance_from_moments((first, second), form.n).to(
+                    real(form.dtype)
+                )
 
     def _written(self, name: str, form: Form) -> Form:
         """Keep the rows; unless sums follow, they answer everything else, too, where cheaper."""

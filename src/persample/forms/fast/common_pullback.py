@@ -1,6 +1,6 @@
 """Rows of all parameters behind derived tensors at once.
 
-Learned queries that pass through layers before they meet any data have many parameters behind
+Learned queries that pass through layers before they are used with data have many parameters behind
 them. Going back to each on its own would walk the same graph again and again. Rows of a table that
 constants picked again and again are added up.
 """
@@ -21,12 +21,12 @@ from ..walk import walk_rows
 from .picked_rows import Picked
 
 
-def pulled(forms: Mapping[str, Form]) -> dict[str, Form]:
-    """New forms for the parameters behind derived tensors: what is asked twice is done once.
+def pull_back_together(forms: Mapping[str, Form]) -> dict[str, Form]:
+    """New forms for the parameters behind derived tensors: what is needed twice is computed once.
 
     Rows take half of the budget at most.
     """
-    found = _walked(forms)
+    found = _walk_shared_graphs(forms)
     room = scratch() // 2 - sum(form.nbytes() for form in found.values())
     for name, form in forms.items():
         if isinstance(form, Picked) and not form.distinct and form.n:
@@ -34,11 +34,11 @@ def pulled(forms: Mapping[str, Form]) -> dict[str, Form]:
             size = form.n * rows * form.shape[1] * wide(form.dtype).itemsize
             if size <= room:
                 room -= size
-                found[name] = form.gathered()
+                found[name] = form.gather()
     return found
 
 
-def _walked(forms: Mapping[str, Form]) -> dict[str, Form]:
+def _walk_shared_graphs(forms: Mapping[str, Form]) -> dict[str, Form]:
     """New forms for parameters of which several share a graph."""
     behind: dict[str, list[Pullback]] = {}
     for name, form in forms.items():

@@ -1,6 +1,6 @@
 """Pieces of a parameter that do not overlap: experts, slices, the blocks of a fused matrix.
 
-Each piece is asked on its own and written straight to its place. Nothing of the parameter's size
+Each piece is computed on its own and written straight to its place. Nothing of the parameter's size
 is made for a piece.
 """
 
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from ..cost import Plan, all_of
-from ..form import Form, added, double, real, wide
-from ..rounding import Unsure, enlarged, guarded
+from ..form import Form, add_all, double, real, wide
+from ..rounding import Unsure, bound_norms, enlarge
 from ..strided_part import Part
 
 _COMPARED = 64  # interleaved pieces up to which every pair is looked at
@@ -88,22 +88,18 @@ class Pieces(Form):
 
     def sq_norms(self) -> Tensor:
         """Those of the pieces, added: they share no element."""
-        return added([p.sq_norms() for p in self.parts])
+        return add_all([p.sq_norms() for p in self.parts])
 
     def estimated(self) -> tuple[Tensor, Tensor]:
         """What can cancel within pieces."""
         each = [p.estimated() for p in self.parts]
-        found = added([norms for norms, _ in each])
+        found = add_all([norms for norms, _ in each])
         certain = all(scale is norms for norms, scale in each)
-        return found, found if certain else added([scale for _, scale in each])
+        return found, found if certain else add_all([scale for _, scale in each])
 
     def exactly(self, which: Tensor) -> Tensor:
         """Those of the pieces, added."""
-        return added([p.exactly(which) for p in self.parts])
-
-    def measured(self) -> tuple[Tensor, Tensor]:
-        """Those of the pieces, added."""
-        return self.certified()[:2]
+        return add_all([p.exactly(which) for p in self.parts])
 
     def certified(self) -> tuple[Tensor, Tensor, Tensor]:
         """Those of the pieces, added; products of positions of all of them are read back once."""
@@ -114,29 +110,29 @@ class Pieces(Form):
                 found.append(part.certified())
             else:
                 unsure.append(norms)
-        for group in _alike(unsure):
-            for each, (bounds, off) in zip(group, guarded(group), strict=True):
+        for group in _group_by_kind(unsure):
+            for each, (bounds, off) in zip(group, bound_norms(group), strict=True):
                 found.append((each.found, bounds, off))
-        squares, bounds, off = (added(column) for column in zip(*found, strict=True))
-        return squares, enlarged(bounds, len(found)), off
+        squares, bounds, off = (add_all(column) for column in zip(*found, strict=True))
+        return squares, enlarge(bounds, len(found)), off
 
     def rounding(self) -> Tensor:
         """That of all pieces."""
-        return added([p.rounding() for p in self.parts])
+        return add_all([p.rounding() for p in self.parts])
 
     # ------------------------------------------------------------------ sums and products
 
     def weighted_sum(self, c: Tensor) -> Tensor:
         """Every piece's sum in its place."""
-        return self._placed(lambda form: form.weighted_sum(c), wide(self.dtype))
+        return self._place(lambda form: form.weighted_sum(c), wide(self.dtype))
 
     def certain_sum(self, c: Tensor) -> Tensor:
         """Every piece's sum in its place."""
-        return self._placed(lambda form: form.certain_sum(c), wide(self.dtype))
+        return self._place(lambda form: form.certain_sum(c), wide(self.dtype))
 
     def sum_of_squares(self) -> Tensor:
         """Every piece's in its place."""
-        return self._placed(lambda form: form.sum_of_squares(), real(self.dtype))
+        return self._place(lambda form: form.sum_of_squares(), real(self.dtype))
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """Every piece's in their places."""
@@ -148,7 +144,7 @@ class Pieces(Form):
             part.region(second).copy_(two)
         return first, second
 
-    def _placed(self, ask: Callable[[Form], Tensor], dtype: torch.dtype) -> Tensor:
+    def _place(self, ask: Callable[[Form], Tensor], dtype: torch.dtype) -> Tensor:
         out = torch.zeros(self.shape, dtype=dtype, device=self.device)
         for part in self.parts:
             part.region(out).copy_(ask(part.form))
@@ -156,10 +152,10 @@ class Pieces(Form):
 
     def dot(self, direction: Tensor) -> Tensor:
         """Those of the pieces, added."""
-        return added([p.dot(direction) for p in self.parts])
+        return add_all([p.dot(direction) for p in self.parts])
 
     def dots(self, other: Form) -> Tensor:
-        """Piece by piece where both have the same pieces; those that one has alone meet zeros."""
+        """Piece by piece where both have the same pieces; others add nothing."""
         if not isinstance(other, Pieces):
             return super().dots(other)
         theirs = {p.map(): p for p in other.parts}
@@ -183,17 +179,17 @@ def disjoint(parts: Sequence[Part]) -> bool:
     if len(boxes) > _COMPARED:
         return False
     return all(
-        a is not None and b is not None and _apart(a, b)
+        a is not None and b is not None and _disjoint_boxes(a, b)
         for a, b in itertools.combinations(boxes, 2)
     )
 
 
-def _apart(a: Sequence[range], b: Sequence[range]) -> bool:
+def _disjoint_boxes(a: Sequence[range], b: Sequence[range]) -> bool:
     """Whether two boxes have no common index on one of the axes."""
     return any(x.stop <= y.start or y.stop <= x.start for x, y in zip(a, b, strict=True))
 
 
-def _alike(norms: list[Unsure]) -> Iterator[list[Unsure]]:
+def _group_by_kind(norms: list[Unsure]) -> Iterator[list[Unsure]]:
     """Those of one dtype together."""
     for dtype in dict.fromkeys(each.found.dtype for each in norms):
         yield [each for each in norms if each.found.dtype == dtype]

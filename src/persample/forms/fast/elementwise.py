@@ -12,24 +12,24 @@ from torch import Tensor
 
 from ..cost import Plan, spans
 from ..dense import Dense
-from ..form import Form, real, squared, wide
+from ..form import Form, real, row_sq_norms, wide
 from ..mapped import Mapped
 from ..outer import Outer
 from ..patches import Patches
-from ..position_products import widened
+from ..position_products import widen
 from ..rounding import units
 from ..sketch import Sketch
 from ..table_rows import Rows
 
 _TILE = 4 << 20  # bytes of rows that stay in cache between two passes
-_LOOSE = 4e-3  # what rounding may add to a squared norm before it is taken again
+_LOOSE = 4e-3  # what rounding may add to a squared norm before it is computed again
 _LOOSER = 4e-2  # the same of convolutions, which take longer
 
 
 class Scaled(Mapped):
     """gᵢ = M ∘ hᵢ; ``factor`` M is one number (no axes) or has the shape of hᵢ.
 
-    M is real, in the dtype of sums, and nobody else writes to it. ``key`` tells it from others.
+    M is real, in the dtype of sums, and no one else writes to it. ``key`` identifies it.
     """
 
     __slots__ = ("factor", "key")
@@ -51,14 +51,14 @@ class Scaled(Mapped):
         return False
 
     @property
-    def even(self) -> bool:
+    def uniform(self) -> bool:
         """Whether M is one number."""
         return self.factor.dim() == 0
 
     @property
     def certain(self) -> bool:
-        """Whether the inner form tells how its sums are rounded."""
-        return self.even or isinstance(self.form, (Dense, Outer, Patches))
+        """Whether the inner form knows how its sums are rounded."""
+        return self.uniform or isinstance(self.form, (Dense, Outer, Patches))
 
     def row_bytes(self) -> int:
         """The inner form's, and a row unless products take its place."""
@@ -70,7 +70,7 @@ class Scaled(Mapped):
 
     def plan(self) -> Plan:
         """The inner form's own for one number, one product for one position, else rows."""
-        if self.even:
+        if self.uniform:
             return self.form.plan()
         one = self._one_position()
         if one is None:
@@ -98,11 +98,11 @@ class Scaled(Mapped):
     def exactly(self, which: Tensor) -> Tensor:
         """‖gᵢ‖² of a few samples from factors in double precision."""
         factor = self.factor.double()
-        if self.even:
+        if self.uniform:
             return self.form.exactly(which) * factor.square()
         found = []
         for i in which.tolist():
-            rows = _doubled(self.form.narrowed(i, i + 1)).wide_dense()
+            rows = _to_double(self.form.narrowed(i, i + 1)).wide_dense()
             found.append((rows.double() * factor).square_().sum().view(1))
         return torch.cat(found)
 
@@ -110,7 +110,7 @@ class Scaled(Mapped):
 
     def sq_norms(self) -> Tensor:
         """By the inner form's norms, by one product of squares, or by rows."""
-        if self.even:
+        if self.uniform:
             return self._times(self.form.sq_norms())
         one = self._one_position()
         return self._by_rows() if one is None else self._by_squares(one)[0]
@@ -122,11 +122,11 @@ class Scaled(Mapped):
     def _by_rows(self) -> Tensor:
         out = torch.zeros(self.n, dtype=real(self.dtype), device=self.device)
         for first, last in spans(self.n, self.row_bytes(), 4 * _TILE):
-            out[first:last] = squared(self.wide_dense(first, last))
+            out[first:last] = row_sq_norms(self.wide_dense(first, last))
         return out
 
     def _by_squares(self, one: Outer) -> tuple[Tensor, Tensor]:
-        """‖M ∘ (l ⊗ r)‖² = l² · M² r², and what vanished squares may have met."""
+        """‖M ∘ (l ⊗ r)‖² = l² · M² r², and what vanished squares may hide."""
         (_, k, _, a), b = one.left.shape, one.right.shape[3]
         squares = self.factor.reshape(k, a, b).square().mT  # (k, b, a)
         tiny = torch.finfo(squares.dtype).tiny
@@ -134,31 +134,27 @@ class Scaled(Mapped):
         out = squares.new_zeros(2, self.n)
         item = 2 * k * (a + b) * squares.element_size()
         for first, last in spans(self.n if squares.numel() else 0, item):
-            left, right = widened(one.left, one.right, first, last)
+            left, right = widen(one.left, one.right, first, last)
             left, right = left[:, :, 0].square(), right[:, :, 0].square()
-            met = torch.matmul(right.transpose(0, 1), squares).transpose(0, 1)  # (n, k, a)
+            product = torch.matmul(right.transpose(0, 1), squares).transpose(0, 1)  # (n, k, a)
             slack = tiny * (right.sum(2) + most + b)
-            lost = left.sum(2).mul_(slack) + tiny * (met.sum(2) + a * slack + a)
-            out[0, first:last] = met.mul_(left).sum((1, 2))
+            lost = left.sum(2).mul_(slack) + tiny * (product.sum(2) + a * slack + a)
+            out[0, first:last] = product.mul_(left).sum((1, 2))
             out[1, first:last] = lost.sum(1)
         return out[0], out[1]
 
     def estimated(self) -> tuple[Tensor, Tensor]:
         """What can cancel in the inner form, where M is one number."""
-        if not self.even:
+        if not self.uniform:
             return super().estimated()
         found, scale = self.form.estimated()
         sizes = self._times(found)
         return sizes, sizes if scale is found else self._times(scale)
 
-    def measured(self) -> tuple[Tensor, Tensor]:
-        """Norms and bounds from the same products or rows."""
-        return self.certified()[:2]
-
     def certified(self) -> tuple[Tensor, Tensor, Tensor]:
         """Norms, bounds and rounding."""
         unit = torch.finfo(real(self.dtype))
-        if self.even:
+        if self.uniform:
             found, bound, off = self.form.certified()
             bound = self._times(bound + self.size * unit.tiny) * (1 + 8 * unit.eps)
             return self._times(found), bound, off * self.factor.abs()
@@ -180,8 +176,8 @@ class Scaled(Mapped):
         if which.numel() and self.certain:
             exact = self.exactly(which)
             found[which] = exact.to(found.dtype)
-            sure = (exact * (1 + 1e-6)).to(bound.dtype)
-            bound[which] = (sure.sqrt() + off[which]).square_() * (1 + 8 * _unit(sure))
+            sure, unit = (exact * (1 + 1e-6)).to(bound.dtype), torch.finfo(bound.dtype).eps
+            bound[which] = (sure.sqrt() + off[which]).square_() * (1 + 8 * unit)
         return found, bound, off
 
     def rounding(self) -> Tensor:
@@ -196,7 +192,7 @@ class Scaled(Mapped):
         return self.form.weighted_sum(c) * self.factor
 
     def certain_sum(self, c: Tensor) -> Tensor:
-        """M times the inner sum, or the sum of the rows that norms were taken of."""
+        """M times the inner sum, or the sum of the rows that norms were computed from."""
         if not self.certain:
             return Form.weighted_sum(self, c)
         return self.form.certain_sum(c) * self.factor
@@ -207,15 +203,15 @@ class Scaled(Mapped):
 
     def dots(self, other: Form) -> Tensor:
         """One number comes before the inner products."""
-        if not self.even:
+        if not self.uniform:
             return super().dots(other)
-        if isinstance(other, Scaled) and other.even:
+        if isinstance(other, Scaled) and other.uniform:
             return self.form.dots(other.form) * self.factor * other.factor
         return self.form.dots(other) * self.factor
 
     def project(self, sketch: Sketch) -> Tensor:
         """One number comes before the sketch."""
-        if not self.even:
+        if not self.uniform:
             return super().project(sketch)
         return self.form.project(sketch) * self.factor
 
@@ -229,8 +225,8 @@ class Scaled(Mapped):
         return self.form.sum_of_squares() * self.factor.square()
 
 
-def scaled(form: Form, factor: Tensor, key: Hashable, dtype: torch.dtype) -> Form:
-    """M ∘ hᵢ for a parameter of this dtype; rows of a table meet only their rows of M."""
+def scale_form(form: Form, factor: Tensor, key: Hashable, dtype: torch.dtype) -> Form:
+    """M ∘ hᵢ for a parameter of this dtype; of a table, by its rows of M."""
     if isinstance(form, Rows) and factor.dim() and form.dtype == factor.dtype == dtype:
         sample, index = None if form.even else form.sample, form.index
         values = form.values * factor.index_select(0, index)
@@ -238,7 +234,7 @@ def scaled(form: Form, factor: Tensor, key: Hashable, dtype: torch.dtype) -> For
     return Scaled(form, factor, key, dtype)
 
 
-def _doubled(form: Form) -> Form:
+def _to_double(form: Form) -> Form:
     """The same form in double precision, where it is made of factors."""
     if isinstance(form, Outer):
         return Outer(form.left.double(), form.right.double(), form.shape)
@@ -246,7 +242,3 @@ def _doubled(form: Form) -> Form:
         x, grad = form.x.double(), form.grad.double()
         return Patches(x, grad, form.weight, form.geometry, form.images)
     return form
-
-
-def _unit(tensor: Tensor) -> float:
-    return torch.finfo(tensor.dtype).eps

@@ -1,4 +1,4 @@
-"""Rows of a table that constants picked and that were worked on before any sample met them.
+"""Rows of a table that constants picked, and that were transformed before samples were used.
 
 Negatives shared by a batch, or positions that pass a layer: the gradient of the picked rows is a
 form of their own size, and the table's is nothing but its rows in their places.
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..cost import Plan, spans
 from ..dense import Dense
-from ..form import Form, added, wide
+from ..form import Form, add_all, wide
 from ..mapped import Mapped
 from ..masked import Masked
 from ..rounding import Unsure
@@ -26,7 +26,7 @@ class Picked(Mapped):
     """gᵢ[v] = Σ over r with index[r] = v of hᵢ[r]; ``form`` holds all hᵢ, the table is (v, d).
 
     ``index`` is (r,), the same for every sample; rows of the ``padding`` index count nothing.
-    ``key`` tells the look-up from others.
+    ``key`` identifies the look-up.
     """
 
     __slots__ = ("distinct", "index", "key", "padding")
@@ -85,7 +85,7 @@ class Picked(Mapped):
             yield first, last, self.table(first, last)
 
     def _each(self, ask: Callable[[Rows], Tensor]) -> Tensor:
-        """An answer for every sample, a few at a time; zero rows tell the shape of none."""
+        """An answer for every sample, a few at a time; zero rows give the shape for no samples."""
         found = [ask(rows) for _, _, rows in self._tables()]
         return torch.cat(found) if found else ask(self.table(0, 0))
 
@@ -97,7 +97,7 @@ class Picked(Mapped):
         """Straight into their places."""
         return self.table(first, last).add_to(out)
 
-    def gathered(self) -> Picked:
+    def gather(self) -> Picked:
         """The same with every index once: rows of one index are added up for all samples at once.
 
         Tables of relative positions are picked from thousands of times and have few rows.
@@ -133,10 +133,6 @@ class Picked(Mapped):
         """That of the picked rows where each is picked once."""
         return self.form.unsure() if self.distinct else None
 
-    def measured(self) -> tuple[Tensor, Tensor]:
-        """Norms and bounds from the same rows."""
-        return self.certified()[:2]
-
     def certified(self) -> tuple[Tensor, Tensor, Tensor]:
         """Norms, bounds and rounding from the same rows."""
         if self.distinct:
@@ -158,18 +154,18 @@ class Picked(Mapped):
 
     def weighted_sum(self, c: Tensor) -> Tensor:
         """The picked rows' own sum, added to the table."""
-        return self._spread(self.form.weighted_sum(c))
+        return self._add_to_table(self.form.weighted_sum(c))
 
     def certain_sum(self, c: Tensor) -> Tensor:
-        """From what the norms were taken of."""
+        """From what the norms were computed from."""
         if self.distinct:
-            return self._spread(self.form.certain_sum(c))
+            return self._add_to_table(self.form.certain_sum(c))
         out = torch.zeros(self.shape, dtype=wide(self.dtype), device=self.device)
         for first, last, rows in self._tables():
             rows.add_sum(out, c[first:last])
         return out
 
-    def _spread(self, picked: Tensor) -> Tensor:
+    def _add_to_table(self, picked: Tensor) -> Tensor:
         values = picked.reshape(self.index.numel(), self.shape[1])
         if self.padding >= 0:
             values = values.masked_fill((self.index == self.padding).unsqueeze(1), 0)
@@ -196,9 +192,9 @@ class Picked(Mapped):
     def moments(self) -> tuple[Tensor, Tensor]:
         """Those of the picked rows, added."""
         each = [rows.moments() for _, _, rows in self._tables()] or [self.table().moments()]
-        return added([one for one, _ in each]), added([two for _, two in each])
+        return add_all([one for one, _ in each]), add_all([two for _, two in each])
 
     def sum_of_squares(self) -> Tensor:
         """Those of the picked rows, added."""
         each = [rows.sum_of_squares() for _, _, rows in self._tables()]
-        return added(each or [self.table().sum_of_squares()])
+        return add_all(each or [self.table().sum_of_squares()])

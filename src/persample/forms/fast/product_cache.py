@@ -1,7 +1,7 @@
-"""Products of positions that several parameters need: the same data met q, k and v.
+"""Products of positions that several parameters need: q, k and v of the same data.
 
-While norms of many parameters are taken, the products of a factor that belongs to more than one of
-them are kept until its last use.
+While norms of many parameters are computed, the products of a factor that several of them share
+are kept until its last use.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _CURRENT: ContextVar[Shared | None] = ContextVar("shared products", default=None
 
 
 @contextlib.contextmanager
-def sharing(factors: Iterable[Tensor]) -> Iterator[None]:
+def share_products(factors: Iterable[Tensor]) -> Iterator[None]:
     """Keep products that these factors (each named once per use) have in common."""
     token = _CURRENT.set(Shared(factors))
     try:

@@ -25,18 +25,18 @@ _KEPT = 12  # multiplications worth a byte of rows: 9 is level in time, at more 
 
 
 class Kept(Dense):
-    """Rows for norms and one sum, which lets go of them."""
+    """Rows for norms and one sum, which frees them."""
 
     __slots__ = ()
 
     def certain_sum(self, c: Tensor) -> Tensor:
-        """The last that is asked of the rows."""
+        """The last use of the rows."""
         total = self.weighted_sum(c)
         self.values = self.values.new_empty(0, *self.shape)
         return total
 
 
-def saved(form: Form) -> int:
+def work_saved(form: Form) -> int:
     """Multiplications that kept rows save: norms cost nothing beyond writing and reading them.
 
     What goes back through a graph, or runs an operator again, would do so for norms and for sums.
@@ -59,7 +59,7 @@ def kept_rows(forms: Mapping[str, Form]) -> dict[str, Kept]:
     """Rows of the forms that save most for their size, in half of the budget."""
     found: dict[str, Kept] = {}
     room = scratch() // 2
-    gains = {name: saved(form) / max(1, _bytes(form)) for name, form in forms.items()}
+    gains = {name: work_saved(form) / max(1, _bytes(form)) for name, form in forms.items()}
     for name in sorted(gains, key=gains.__getitem__, reverse=True):
         form = forms[name]
         if gains[name] <= 0:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from ..cost import Plan
+from ..cost import Plan, all_of
 from ..dense import Dense
 from ..form import Form, real, wide
 from ..outer import Outer
@@ -15,7 +15,7 @@ from ..patches import Patches
 from ..sketch import Sketch
 
 
-class Apart(Form):
+class SingleSamples(Form):
     """gᵢ is the only gradient of the form ``parts[i]``, or zero where there is none."""
 
     __slots__ = ("parts",)
@@ -44,21 +44,17 @@ class Apart(Form):
 
     def plan(self) -> Plan:
         """Each part's own."""
-        plans = [part.plan() for part in self.parts.values()]
-        ways = " + ".join(dict.fromkeys(p.way for p in plans))
-        item = max((p.item for p in plans), default=0)
-        flops, moved = sum(p.flops for p in plans), sum(p.moved for p in plans)
-        return Plan(ways or "nothing", flops, moved, item, len(plans))
+        return all_of([part.plan() for part in self.parts.values()], len(self.parts))
 
-    def without(self, bad: Tensor) -> Apart:
+    def without(self, bad: Tensor) -> SingleSamples:
         """Zero gradients for some samples."""
         parts = {i: part.without(bad[i : i + 1]) for i, part in self.parts.items()}
-        return Apart(parts, self.n, self)
+        return SingleSamples(parts, self.n, self)
 
-    def narrowed(self, first: int, last: int) -> Apart:
+    def narrowed(self, first: int, last: int) -> SingleSamples:
         """Some samples' forms."""
         parts = {i - first: part for i, part in self.parts.items() if first <= i < last}
-        return Apart(parts, last - first, self)
+        return SingleSamples(parts, last - first, self)
 
     # ------------------------------------------------------------------ rows
 
@@ -103,10 +99,10 @@ class Apart(Form):
         parts = [self.parts.get(i) for i in which.tolist()]
         return torch.cat([none if part is None else part.exactly(only) for part in parts])
 
-    def measured(self) -> tuple[Tensor, Tensor]:
+    def certified(self) -> tuple[Tensor, Tensor, Tensor]:
         """Each part's, looked at once."""
-        pair = self._each(lambda part: torch.stack(part.measured(), 1), 2)
-        return pair[:, 0].clone(), pair[:, 1].clone()
+        found = self._each(lambda part: torch.stack(part.certified(), 1), 3)
+        return found[:, 0].clone(), found[:, 1].clone(), found[:, 2].clone()
 
     def rounding(self) -> Tensor:
         """Each part's."""
@@ -141,20 +137,20 @@ class Apart(Form):
         return total
 
 
-def side_by_side(parts: Mapping[int, Form], n: int) -> Form:
+def merge_single_samples(parts: Mapping[int, Form], n: int) -> Form:
     """Forms of single samples as one form of all, where they are alike."""
     like = next(iter(parts.values()))
     kinds = {type(part) for part in parts.values()}
     if 2 * len(parts) < n or len(kinds) > 1 or len({part.dtype for part in parts.values()}) > 1:
-        return Apart(parts, n, like)
+        return SingleSamples(parts, n, like)
     if kinds == {Dense}:
-        return Dense(Apart(parts, n, like).dense())
+        return Dense(SingleSamples(parts, n, like).dense())
     found: Form | None = None
     if kinds == {Outer}:
         found = _positions([(i, p) for i, p in parts.items() if isinstance(p, Outer)], n)
     elif kinds == {Patches} and len(parts) == n:
         found = _images([p for _, p in sorted(parts.items()) if isinstance(p, Patches)])
-    return Apart(parts, n, like) if found is None else found
+    return SingleSamples(parts, n, like) if found is None else found
 
 
 def _positions(parts: list[tuple[int, Outer]], n: int) -> Outer | None:

@@ -16,7 +16,7 @@ from ..dense import Dense
 from ..form import Form, wide
 
 
-class Together(Dense):
+class Stacked(Dense):
     """gᵢ of several tensors, one after the other in row i."""
 
     __slots__ = ("shapes",)
@@ -26,14 +26,14 @@ class Together(Dense):
         super().__init__(torch.cat(flat, 1))
         self.shapes = {name: form.shape for name, form in forms.items()}
 
-    def without(self, bad: Tensor) -> Together:
+    def without(self, bad: Tensor) -> Stacked:
         """Zero rows for some samples."""
-        cleared = object.__new__(Together)
+        cleared = object.__new__(Stacked)
         Dense.__init__(cleared, self.values.masked_fill(bad.unsqueeze(1), 0))
         cleared.shapes = self.shapes
         return cleared
 
-    def apart(self, total: Tensor) -> dict[str, Tensor]:
+    def split(self, total: Tensor) -> dict[str, Tensor]:
         """A sum over samples as every tensor's own sum."""
         parts = total.split([shape.numel() for shape in self.shapes.values()])
         return {
@@ -42,7 +42,7 @@ class Together(Dense):
         }
 
 
-def together(forms: Mapping[str, Form]) -> dict[str, Form]:
+def stack_forms(forms: Mapping[str, Form]) -> dict[str, Form]:
     """The same forms, small rows of one dtype and device joined under the first one's name.
 
     The copies take a quarter of the budget at most.
@@ -57,7 +57,7 @@ def together(forms: Mapping[str, Form]) -> dict[str, Form]:
         else:
             found[name] = form
     for rows in small.values():
-        found[next(iter(rows))] = Together(rows) if len(rows) > 1 else next(iter(rows.values()))
+        found[next(iter(rows))] = Stacked(rows) if len(rows) > 1 else next(iter(rows.values()))
     return found
 
 

@@ -44,8 +44,8 @@ _FILLED = "full full_like new_full scalar_tensor linspace logspace arange"
 
 
 @rule(_FILLED, routes=True)
-def filled(call: Call) -> Result:
-    """Numbers that every element is made of; integers are taken as given, like sizes."""
+def fill(call: Call) -> Result:
+    """Numbers that every element is made of; integers are treated as constants, like sizes."""
     given = call.tensors()
     values = given[1:] if call.name in ("full_like", "new_full") else given
     owners: set[int] = set()

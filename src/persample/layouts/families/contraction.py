@@ -16,7 +16,9 @@ from ..operators import rule
 Places = list[int | None]
 
 
-def gathered(call: Call, operands: Sequence[tuple[Any, Places]], out: Tensor) -> Layout | None:
+def gather_colours(
+    call: Call, operands: Sequence[tuple[Any, Places]], out: Tensor
+) -> Layout | None:
     """Colours when every operand says where each of its axes goes (None: contracted)."""
     result: Layout | None = None
     known = set()
@@ -79,7 +81,7 @@ def matmul(call: Call) -> Result:
         operands = product(call, a, b, out)
     if contracts_samples(call, operands):
         return Additive()
-    return gathered(call, operands, out)
+    return gather_colours(call, operands, out)
 
 
 @rule("linalg_multi_dot chain_matmul")
@@ -91,7 +93,7 @@ def multi_dot(call: Call) -> Result:
     operands: list[tuple[Any, Places]] = [(t, [None, None]) for t in factors[1:-1]]
     operands.append((first, [0, None] if first.dim() == 2 else [None]))
     operands.append((last, [None, out.dim() - 1] if last.dim() == 2 else [None]))
-    return gathered(call, operands, out)
+    return gather_colours(call, operands, out)
 
 
 @rule("_sparse_mm")
@@ -102,7 +104,7 @@ def sparse_product(call: Call) -> Result:
     if layout is None or call.layout(a) is not None:
         raise Mixing("the sparse factor of a product holds samples")
     if 0 not in layout.axes:
-        return gathered(call, [(b, [None, *range(1, b.dim())])], out)
+        return gather_colours(call, [(b, [None, *range(1, b.dim())])], out)
     if layout.axes != (0,):
         raise Mixing("a sparse product with samples on several axes")
     rows, columns = a.to_sparse_coo().coalesce().indices()
@@ -139,7 +141,7 @@ def addmm(call: Call) -> Result:
     layout, factors = call.layout(base), {id(a), id(b)}
     others = {key: v for key, v in call.layouts.items() if key != id(base) or key in factors}
     inner = Call(call.name, call.func, call.args, call.kwargs, out, others, call.n)
-    result = gathered(inner, operands, out)
+    result = gather_colours(inner, operands, out)
     if layout is None:
         return result
     moved = align(layout, base.shape, out.shape, call.n)
@@ -156,7 +158,7 @@ def linear(call: Call) -> Result:
     operands = [(x, places), (weight, columns[0] if weight.dim() == 2 else columns[1])]
     if bias is not None:
         operands.append((bias, [last] * bias.dim()))
-    return gathered(call, operands, call.out)
+    return gather_colours(call, operands, call.out)
 
 
 @rule("bilinear")
@@ -171,9 +173,9 @@ def grouped_mm(call: Call) -> Result:
     """Rows of a 2-D left factor keep their colours, whatever group they are in."""
     a, b, out = call.arg(0, "self", "input", "mat_a"), call.arg(1, "mat2", "mat_b"), call.out
     if a.dim() == 2 and b.dim() == 3:
-        return gathered(call, [(a, [0, None])], out)
+        return gather_colours(call, [(a, [0, None])], out)
     if a.dim() == 3 and b.dim() == 3:
-        return gathered(call, product(call, a, b, out), out)
+        return gather_colours(call, product(call, a, b, out), out)
     raise Mixing("this form of grouped matrix product sums over rows")
 
 
@@ -189,7 +191,7 @@ def einsum(call: Call) -> Result:
         if len(_sample_letters(call, equation, terms)) != 1:
             raise Mixing("sums over samples are multiplied with each other")
         return Additive()
-    return gathered(call, operands, call.out)
+    return gather_colours(call, operands, call.out)
 
 
 def _sample_letters(call: Call, equation: str, terms: Sequence[Tensor]) -> set[str | int]:
@@ -252,7 +254,7 @@ def tensordot(call: Call) -> Result:
             places.append(None if d in gone else at)
             at += d not in gone
         operands.append((tensor, places))
-    return gathered(call, operands, call.out)
+    return gather_colours(call, operands, call.out)
 
 
 @rule("scaled_dot_product_attention")
@@ -270,4 +272,4 @@ def attention(call: Call) -> Result:
         operands.append((mask, [*batch(mask, 2, out, 2), rows, None]))
     if call.arg(5, "is_causal", default=False):
         operands[0] = (q, [*batch(q, 2, out, 2), None, None])
-    return gathered(call, operands, out)
+    return gather_colours(call, operands, out)

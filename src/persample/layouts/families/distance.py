@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from ...errors import Mixing
 from ..call import Call, Result, axes, carry, trailing
 from ..operators import rule
-from .contraction import Places, batch, gathered
+from .contraction import Places, batch, gather_colours
 
 
 @rule("linalg_vecdot cosine_similarity")
 def vecdot(call: Call) -> Result:
     """Along one axis of two tensors that broadcast."""
-    a, b = call.arg(0, "x", "x1"), call.arg(1, "y", "x2")
-    rank = max(a.dim(), b.dim())
     default = -1 if call.name == "linalg_vecdot" else 1
-    dim = call.kwargs.get("dim", call.args[2] if len(call.args) > 2 else default)
-    back = rank - next(iter(axes(dim, rank)))
-    pairs = [(t, {t.dim() - back} & set(range(t.dim()))) for t in (a, b)]
+    pairs, _ = _pairs(call, call.arg(2, "dim", default=default))
     return carry(call, pairs, call.out)
+
+
+def _pairs(call: Call, dim: int) -> tuple[list[tuple[Tensor, set[int]]], int]:
+    """Two tensors that broadcast with the axis that is worked along, and this axis of both."""
+    given = call.arg(0, "x", "x1", "input"), call.arg(1, "y", "x2", "other")
+    rank = max(t.dim() for t in given)
+    axis = next(iter(axes(dim, rank)))
+    return [(t, {axis - rank + t.dim()} & set(range(t.dim()))) for t in given], axis
 
 
 @rule("pairwise_distance")
@@ -35,19 +41,14 @@ def cdist(call: Call) -> Result:
     a, b, out = call.arg(0, "x1"), call.arg(1, "x2"), call.out
     left: Places = [*batch(a, 2, out, 2), out.dim() - 2, None]
     right: Places = [*batch(b, 2, out, 2), out.dim() - 1, None]
-    return gathered(call, [(a, left), (b, right)], out)
+    return gather_colours(call, [(a, left), (b, right)], out)
 
 
 @rule("cross linalg_cross")
 def cross(call: Call) -> Result:
     """Along one axis of size three."""
-    a, b = call.arg(0, "input"), call.arg(1, "other")
-    rank = call.out.dim()
-    dim = call.kwargs.get("dim", call.args[2] if len(call.args) > 2 else None)
+    dim = call.arg(2, "dim", default=None if call.name == "cross" else -1)
     if dim is None:
-        if call.name == "cross":
-            raise Mixing("torch.cross without dim picks the first axis of size 3")
-        dim = -1
-    back = rank - next(iter(axes(dim, rank)))
-    pairs = [(t, {t.dim() - back} & set(range(t.dim()))) for t in (a, b)]
-    return carry(call, pairs, call.out, {rank - back})
+        raise Mixing("torch.cross without dim picks the first axis of size 3")
+    pairs, axis = _pairs(call, dim)
+    return carry(call, pairs, call.out, {axis})

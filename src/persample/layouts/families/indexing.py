@@ -12,7 +12,7 @@ from ..call import Call, Result, axes, carry
 from ..layout import Layout, align, explicit, ids_of, merge, remap
 from ..operators import rule
 from ..reshaping import squeeze_colours
-from ..subscript import is_full, shrunk, spread
+from ..subscript import expand_index, is_full, shrunk
 
 
 @rule("getitem index", linear=True, routes=True)
@@ -21,7 +21,7 @@ def getitem(call: Call) -> Result:
     x, index = call.args[0], call.args[1]
     if call.name == "index" and isinstance(index, list):
         index = tuple(slice(None) if i is None else i for i in index)
-    entries = spread(index, x.dim())
+    entries = expand_index(index, x.dim())
     layout = call.layout(x)
     result: Layout | None = None
     if layout is not None:
@@ -33,7 +33,7 @@ def getitem(call: Call) -> Result:
     if chosen is not None and not chosen.coupled:
         result = chosen if result is None else merge(result, chosen, call.out.shape, call.n)
     if result is not None and result.ids is not None and result.ids.dim() != call.out.dim():
-        raise Mixing("the index is taken otherwise by torch")
+        raise Mixing("torch reads the index in another way")
     return result
 
 
@@ -196,7 +196,7 @@ def embedding(call: Call) -> Result:
 
 @rule("embedding_renorm")
 def embedding_renorm(call: Call) -> Result:
-    """Rows that somebody looks up are shortened, whoever else looks them up: still a table."""
+    """Rows that are looked up are shortened, for whoever looks them up: still a table."""
     return None
 
 
@@ -257,7 +257,7 @@ def bincount(call: Call) -> Result:
 
 @rule("combinations cartesian_prod cov corrcoef")
 def crossing(call: Call) -> Result:
-    """Every row meets every other row."""
+    """Every row is combined with every other row."""
     raise Mixing(f"{call.name} combines all rows")
 
 

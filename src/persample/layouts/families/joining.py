@@ -12,7 +12,7 @@ from ...errors import Mixing
 from ..call import Call, Result, axes, carry, trailing
 from ..layout import Layout, closed, explicit, ids_of, with_hints
 from ..operators import rule
-from .shape import probe, probed, source_of
+from .shape import probe, probe_layouts, source_of
 
 
 @rule("repeat tile", linear=True)
@@ -39,17 +39,17 @@ def repeat_interleave(call: Call) -> Result:
     if layout is None:
         return None
     if dim is None:
-        return probed(call)  # type: ignore[return-value]
+        return probe_layouts(call)  # type: ignore[return-value]
     axis = dim % x.dim()
     if axis not in layout.axes:
         return layout
     if isinstance(repeats, int) and layout.ids is None:
         return closed(axis, layout.inner * repeats)
-    return probed(call)  # type: ignore[return-value]
+    return probe_layouts(call)  # type: ignore[return-value]
 
 
 @rule("flip fliplr flipud roll rot90", linear=True)
-def turned(call: Call) -> Result | list[Result]:
+def rotate(call: Call) -> Result | list[Result]:
     """Axes without samples may be turned freely."""
     x, layout = source_of(call)
     if call.name == "fliplr":
@@ -64,7 +64,7 @@ def turned(call: Call) -> Result | list[Result]:
         dims = axes(call.ints(1, "dims"), x.dim())
     if not any(d in dims for d in layout.axes):
         return layout
-    return probed(call)
+    return probe_layouts(call)
 
 
 @rule("cat concat concatenate stack hstack vstack dstack column_stack row_stack", linear=True)
@@ -103,7 +103,7 @@ def _side_by_side(call: Call, tensors: Sequence[Tensor]) -> Result:
 
 @rule("pad_sequence", linear=True)
 def pad_sequence(call: Call) -> Result:
-    """Sequences side by side; padding belongs to nobody."""
+    """Sequences side by side; padding belongs to no sample."""
     sequences, first = call.arg(0, "sequences"), bool(call.arg(1, "batch_first", default=False))
     side = call.arg(3, "padding_side", default="right")
     thin = [s[(slice(None), *[slice(0, 1)] * (s.dim() - 1))] for s in sequences]
@@ -116,10 +116,10 @@ def pad_sequence(call: Call) -> Result:
             ids = ids_of(layout, sequence.shape, call.n, sequence.device)
             layouts[id(piece)] = explicit(ids, call.n)
     inner = Call(call.name, call.func, (thin, first, 0.0, side), {}, call.out, layouts, call.n)
-    return probed(inner)  # type: ignore[return-value]
+    return probe_layouts(inner)  # type: ignore[return-value]
 
 
-rule("diag diag_embed diagflat block_diag", linear=True)(probed)
+rule("diag diag_embed diagflat block_diag", linear=True)(probe_layouts)
 
 
 @rule("kron")

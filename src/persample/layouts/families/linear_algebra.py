@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..call import Call, Result, carry, trailing
+from ..call import Call, Result, carry, carry_each, trailing
 from ..layout import Layout
 from ..operators import rule
 
@@ -26,22 +26,14 @@ _RESULTS: dict[str, tuple[int, ...]] = {
 def matrix_function(call: Call) -> Result | list[Result]:
     """Batched over leading axes."""
     x = call.arg(0, "A", "input", "self")
-    cores = _RESULTS[call.name]
-    if isinstance(call.out, Tensor):
-        return carry(call, [(x, trailing(x, 2))], call.out, trailing(call.out, cores[0]))
-    return [
-        carry(call, [(x, trailing(x, 2))], out, trailing(out, core))
-        for out, core in zip(call.out, cores[: len(call.out)], strict=True)
-    ]
+    return carry_each(call, [(x, trailing(x, 2))], _RESULTS[call.name])
 
 
 @rule("linalg_lu_solve lu_solve lu_unpack")
 def of_pivots(call: Call) -> Result | list[Result]:
     """Batches of matrices, and of the rows that were exchanged in them."""
     given = [(t, trailing(t, 2 if t.is_floating_point() else 1)) for t in call.tensors()]
-    if isinstance(call.out, Tensor):
-        return carry(call, given, call.out, trailing(call.out, 2))
-    return [carry(call, given, out, trailing(out, 2)) if out.numel() else None for out in call.out]
+    return carry_each(call, given, (2, 2, 2))
 
 
 @rule("linalg_solve linalg_solve_ex")
@@ -51,7 +43,7 @@ def solve(call: Call) -> Result | list[Result]:
     left = call.kwargs.get("left", True)
     vector = left and (b.dim() == 1 or (b.dim() == a.dim() - 1 and b.shape == a.shape[:-1]))
     core = 1 if vector else 2
-    out = call.out if isinstance(call.out, Tensor) else call.out[0]
+    out = call.first
     result = None if vector else _own_sides(call, a, b, out, left=left)
     if result is None:
         pairs = [(a, trailing(a, 2)), (b, trailing(b, core))]
@@ -68,19 +60,12 @@ def _own_sides(call: Call, a: Tensor, b: Tensor, out: Tensor, *, left: bool) -> 
 
 
 @rule("linalg_lstsq")
-def least_squares(call: Call) -> list[Result]:
+def least_squares(call: Call) -> Result | list[Result]:
     """Solution, residuals, rank and singular values of a batch of problems."""
     a, b = call.arg(0, "A", "input", "self"), call.arg(1, "B", "b")
     vector = b.dim() == a.dim() - 1
     inputs = [(a, trailing(a, 2)), (b, trailing(b, 1 if vector else 2))]
-    cores = (1 if vector else 2, 0 if vector else 1, 0, 1)
-    found: list[Result] = []
-    for out, core in zip(call.out, cores, strict=True):
-        if out.numel() == 0:  # not computed
-            found.append(None)
-        else:
-            found.append(carry(call, inputs, out, trailing(out, core)))
-    return found
+    return carry_each(call, inputs, (1 if vector else 2, 0 if vector else 1, 0, 1))
 
 
 @rule("linalg_solve_triangular cholesky_solve triangular_solve linalg_householder_product")
@@ -88,9 +73,6 @@ def triangular(call: Call) -> Result | list[Result]:
     """Two batches of matrices."""
     a, b = call.args[0], call.args[1]
     core = 1 if call.name == "linalg_householder_product" else 2
-    if not isinstance(call.out, Tensor):  # the solution, and a copy of the matrices
-        pairs = [(a, trailing(a, 2)), (b, trailing(b, 2))]
-        return [carry(call, pairs, out, trailing(out, 2)) for out in call.out]
     side: Layout | None = None
     if call.name == "linalg_solve_triangular":
         side = _own_sides(call, a, b, call.out, left=call.kwargs.get("left", True))
@@ -99,7 +81,7 @@ def triangular(call: Call) -> Result | list[Result]:
     if side is not None:
         return side
     pairs = [(a, trailing(a, 2)), (b, trailing(b, core))]
-    return carry(call, pairs, call.out, trailing(call.out, 2))
+    return carry_each(call, pairs, (2, 2))  # the solution, and a copy of the matrices
 
 
 @rule("linalg_vander vander")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from ...errors import Mixing, Reason
+from ...errors import Mixing
 from ..call import Call, Result, carry, elementwise
 from ..layout import Additive, Layout
 from ..operators import rule
@@ -20,18 +22,26 @@ def _reduction(call: Call, position: int) -> int:
     return int(value)
 
 
-def _unreduced(call: Call, shape: tuple[int, ...]) -> Tensor:
+def _unreduced(call: Call, shape: Sequence[int]) -> Tensor:
     """A stand-in with the shape the unreduced result would have."""
-    some = call.out if isinstance(call.out, Tensor) else call.out[0]
-    return some.new_empty(()).expand(shape) if some.dim() == 0 else some
+    return call.first.new_empty(()).expand(shape) if call.first.dim() == 0 else call.first
 
 
-def _finish(layout: Layout | None, reduction: int, coupled: Reason | None = None) -> Result:
+def _finish(layout: Layout | None, reduction: int) -> Result:
     if layout is None or reduction == _NONE:
         return layout
     if not layout.axes and layout.ids is not None:  # all of it is one sample's
-        return Layout(0, 1, layout.ids.reshape(()), coupled)
-    return Additive(coupled)
+        return Layout(0, 1, layout.ids.reshape(()))
+    return Additive()
+
+
+def _by_row(
+    call: Call, operands: Sequence[tuple[Tensor, set[int]]], shape: Sequence[int], position: int
+) -> Result:
+    """A loss for each element of ``shape``, then reduced as the argument at a position says."""
+    reduction = _reduction(call, position)
+    out = call.out if reduction == _NONE else _unreduced(call, shape)
+    return _finish(carry(call, operands, out), reduction)
 
 
 _POINTWISE = {
@@ -53,7 +63,7 @@ def pointwise_loss(call: Call) -> Result:
         call.func,
         call.args,
         call.kwargs,
-        _unreduced(call, tuple(shape)),
+        _unreduced(call, shape),
         call.layouts,
         call.n,
     )
@@ -65,46 +75,29 @@ def cross_entropy(call: Call) -> Result:
     """The class axis is 1 (0 for a single row); targets have the other axes."""
     x, target = call.arg(0, "input", "self"), call.arg(1, "target")
     axis = 0 if x.dim() == 1 else 1
-    reduction = _reduction(call, 3)
-    shape = tuple(s for d, s in enumerate(x.shape) if d != axis)
-    out = call.out if reduction == _NONE else _unreduced(call, shape)
-    core = {axis} if target.dim() == x.dim() and target.is_floating_point() else ()
-    layout = carry(call, [(x, {axis}), (target, core)], out)
-    return _finish(layout, reduction)
+    core = {axis} if target.dim() == x.dim() and target.is_floating_point() else set()
+    shape = [s for d, s in enumerate(x.shape) if d != axis]
+    return _by_row(call, [(x, {axis}), (target, core)], shape, 3)
 
 
-@rule("multi_margin_loss")
-def multi_margin(call: Call) -> Result:
-    """Rows of scores with one target each."""
-    x, target = call.arg(0, "input"), call.arg(1, "target")
-    reduction = _reduction(call, 5)
+@rule("multi_margin_loss multilabel_margin_loss")
+def margin(call: Call) -> Result:
+    """Rows of scores with one target each, or with rows of targets."""
+    x, target, several = call.arg(0, "input"), call.arg(1, "target"), "label" in call.name
     core = {x.dim() - 1}
-    out = call.out if reduction == _NONE else _unreduced(call, tuple(x.shape[:-1]))
-    return _finish(carry(call, [(x, core), (target, ())], out), reduction)
-
-
-@rule("multilabel_margin_loss")
-def multilabel_margin(call: Call) -> Result:
-    """Rows of scores with rows of targets."""
-    x, target = call.arg(0, "input"), call.arg(1, "target")
-    reduction = _reduction(call, 2)
-    core = {x.dim() - 1}
-    out = call.out if reduction == _NONE else _unreduced(call, tuple(x.shape[:-1]))
-    return _finish(carry(call, [(x, core), (target, core)], out), reduction)
+    operands = [(x, core), (target, core if several else set())]
+    return _by_row(call, operands, x.shape[:-1], 2 if several else 5)
 
 
 @rule("cosine_embedding_loss triplet_margin_loss")
 def row_loss(call: Call) -> Result:
     """Along the last axis of rows."""
-    tensors = call.tensors()
-    cosine = call.name == "cosine_embedding_loss"
-    reduction = _reduction(call, 4 if cosine else 7)
+    tensors, cosine = call.tensors(), call.name == "cosine_embedding_loss"
     rows = tensors[:2] if cosine else tensors[:3]
     if any(t.dim() != rows[0].dim() for t in rows):
         raise Mixing(f"{call.name} on tensors of different rank")
     pairs = [(t, {t.dim() - 1}) for t in rows] + [(t, set()) for t in tensors[len(rows) :]]
-    out = call.out if reduction == _NONE else _unreduced(call, tuple(rows[0].shape[:-1]))
-    return _finish(carry(call, pairs, out), reduction)
+    return _by_row(call, pairs, rows[0].shape[:-1], 4 if cosine else 7)
 
 
 @rule("ctc_loss")
@@ -112,7 +105,6 @@ def ctc(call: Call) -> Result:
     """Scores are (time, batch, classes); targets are rows."""
     scores, targets = call.arg(0, "log_probs"), call.arg(1, "targets")
     lengths = [call.arg(2, "input_lengths"), call.arg(3, "target_lengths")]
-    reduction = _reduction(call, 5)
     if scores.dim() != 3:
         raise Mixing("ctc_loss of an unbatched input")
     pairs = [(scores, {0, 2})]
@@ -121,5 +113,4 @@ def ctc(call: Call) -> Result:
     elif call.layout(targets) is not None:
         raise Mixing("ctc_loss with concatenated targets", "pass targets as a padded 2-D tensor")
     pairs += [(t, set()) for t in lengths if isinstance(t, Tensor)]
-    out = call.out if reduction == _NONE else _unreduced(call, (scores.shape[1],))
-    return _finish(carry(call, pairs, out), reduction)
+    return _by_row(call, pairs, scores.shape[1:2], 5)

@@ -11,7 +11,7 @@ from ...errors import Mixing
 from ..call import Call, Result, carry, trailing
 from ..layout import Layout, closed, explicit, ids_of, merge
 from ..operators import rule
-from .contraction import Places, gathered
+from .contraction import Places, gather_colours
 from .shape import probe
 
 _CONV = {"conv1d": 1, "conv2d": 2, "conv3d": 3,
@@ -20,7 +20,7 @@ _CONV = {"conv1d": 1, "conv2d": 2, "conv3d": 3,
 
 @rule(" ".join(_CONV))
 def convolution(call: Call) -> Result:
-    """Batch first; or samples as groups of channels that do not meet."""
+    """Batch first; or samples as groups of channels that do not interact."""
     x, weight = call.arg(0, "input"), call.arg(1, "weight")
     if x.dim() != _CONV[call.name] + 2:
         raise Mixing(
@@ -48,17 +48,11 @@ def _grouped(call: Call, x: Tensor, weight: Tensor, layout: Layout) -> Result:
             or filters.axis != 0
             or filters.inner * into != layout.inner * unit
         ):
-            raise Mixing("filters and channels of different samples meet")
+            raise Mixing("filters and channels of different samples are multiplied")
     bias = call.layout(call.arg(2, "bias"))
     if bias is not None and (bias.ids is not None or bias.inner != result.inner):
-        raise Mixing("the bias and the channels of different samples meet")
+        raise Mixing("the bias and the channels of different samples are added")
     return result
-
-
-@rule("conv_tbc")
-def conv_tbc(call: Call) -> Result:
-    """Time, batch, channels."""
-    return carry(call, [(call.arg(0, "input"), {0, 2})], call.out, {0, 2})
 
 
 _POOL = {
@@ -78,10 +72,9 @@ _POOL = {
 @rule(" ".join(_POOL))
 def pooling(call: Call) -> Result:
     """Works on the trailing axes only."""
-    out = call.out if isinstance(call.out, Tensor) else call.out[0]
     count = _POOL[call.name]
     operands = [(t, trailing(t, count)) for t in call.tensors() if t.dim() >= count]
-    return carry(call, operands, out, trailing(out, count))
+    return carry(call, operands, call.first, trailing(call.first, count))
 
 
 @rule("fractional_max_pool2d fractional_max_pool3d")
@@ -89,15 +82,15 @@ def fractional(call: Call) -> Result:
     """The random offsets are drawn for each sample of axis 0."""
     if call.arg(0, "input").dim() != (4 if call.name.endswith("2d") else 5):
         raise Mixing("fractional pooling of an unbatched input")
-    out = call.out if isinstance(call.out, Tensor) else call.out[0]
     operands = [(t, set(range(1, t.dim()))) for t in call.tensors()]
-    return carry(call, operands, out, set(range(1, out.dim())))
+    return carry(call, operands, call.first, set(range(1, call.first.dim())))
 
 
-@rule("channel_shuffle native_channel_shuffle")
-def channel_shuffle(call: Call) -> Result:
-    """Permutes the channels."""
-    return carry(call, [(call.arg(0, "input"), {1})], call.out, {1})
+@rule("channel_shuffle native_channel_shuffle conv_tbc")
+def other_axes(call: Call) -> Result:
+    """Permutes the channels; or (time, batch, channels)."""
+    core = {0, 2} if call.name == "conv_tbc" else {1}
+    return carry(call, [(call.arg(0, "input"), core)], call.out, core)
 
 
 @rule("affine_grid_generator")
@@ -112,7 +105,9 @@ def grid_sampler(call: Call) -> Result:
     """A point of the grid gives a point of the result: it looks at all pixels of its channels."""
     x, grid = call.arg(0, "input"), call.arg(1, "grid")
     pixels: Places = [None] * (x.dim() - 2)
-    return gathered(call, [(x, [0, 1, *pixels]), (grid, [0, *range(2, x.dim()), None])], call.out)
+    return gather_colours(
+        call, [(x, [0, 1, *pixels]), (grid, [0, *range(2, x.dim()), None])], call.out
+    )
 
 
 @rule("layer_norm rms_norm native_layer_norm _fused_rms_norm")
@@ -167,16 +162,12 @@ def recurrent(call: Call) -> Result | list[Result]:
     x, second = call.args[0], call.args[1]
     if isinstance(second, Tensor) and second.dim() == 1 and not second.is_floating_point():
         return _packed(call, x, second)
-    hidden = call.arg(1, "hx")
-    states = list(hidden) if isinstance(hidden, (tuple, list)) else [hidden]
+    states = _states(call, call.arg(1, "hx"), x)
     batch = 0 if call.arg(8, "batch_first") else 1
     out = call.out[0]
     if x.dim() != 3:
         raise Mixing("a recurrent layer on an unbatched input")
     result: Layout | None = None
-    known = {id(x), *(id(s) for s in states)}
-    if any(key not in known for key in call.layouts):
-        raise Mixing("the weights of a recurrent layer hold samples")
     for tensor, axis in [(x, batch), *((s, 1) for s in states)]:
         layout = call.layout(tensor)
         if layout is None:
@@ -190,6 +181,14 @@ def recurrent(call: Call) -> Result | list[Result]:
     return [_at(result, batch, 3), *(_at(result, 1, 3) for _ in call.out[1:])]
 
 
+def _states(call: Call, hidden: Any, x: Tensor) -> list[Any]:
+    """The hidden states of a recurrent layer, which alone may hold samples besides the data."""
+    states = list(hidden) if isinstance(hidden, (tuple, list)) else [hidden]
+    if not {id(x), *map(id, states)}.issuperset(call.layouts):
+        raise Mixing("the weights of a recurrent layer hold samples")
+    return states
+
+
 def _at(layout: Layout, axis: int, rank: int) -> Layout:
     """A layout of one axis, as one of another axis of a tensor of this rank."""
     if layout.ids is None:
@@ -201,11 +200,7 @@ def _at(layout: Layout, axis: int, rank: int) -> Layout:
 
 def _packed(call: Call, x: Tensor, sizes: Tensor) -> list[Result]:
     """Packed rows: each slot must hold one sample from its first to its last step."""
-    layout = call.layout(x)
-    hidden = call.args[2]
-    states = list(hidden) if isinstance(hidden, (tuple, list)) else [hidden]
-    if any(key not in {id(x), *(id(s) for s in states)} for key in call.layouts):
-        raise Mixing("the weights of a recurrent layer hold samples")
+    layout, states = call.layout(x), _states(call, call.args[2], x)
     if layout is None:
         raise Mixing("packed data without known samples, but a hidden state with samples")
     rows = ids_of(layout, x.shape, call.n, x.device).expand(x.shape[0], -1)[:, 0]
@@ -226,13 +221,11 @@ def _packed(call: Call, x: Tensor, sizes: Tensor) -> list[Result]:
 @rule("lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell")
 def cell(call: Call) -> Result:
     """Row by row."""
-    tensors: list[Any] = [call.arg(0, "input")]
-    hidden = call.arg(1, "hx")
-    tensors += list(hidden) if isinstance(hidden, (tuple, list)) else [hidden]
-    out = call.out if isinstance(call.out, Tensor) else call.out[0]
-    if tensors[0].dim() != 2:
+    x = call.arg(0, "input")
+    if x.dim() != 2:
         raise Mixing("a recurrent cell on an unbatched input")
-    return carry(call, [(t, {1}) for t in tensors if t is not None], out, {1})
+    tensors = [x, *_states(call, call.arg(1, "hx"), x)]
+    return carry(call, [(t, {1}) for t in tensors if t is not None], call.first, {1})
 
 
 @rule("_pack_padded_sequence", linear=True, routes=True)
@@ -244,7 +237,7 @@ def pack(call: Call) -> list[Result]:
 
 @rule("_pad_packed_sequence", linear=True, routes=True)
 def unpack(call: Call) -> list[Result]:
-    """Back to (time, batch); padding belongs to nobody."""
+    """Back to (time, batch); padding belongs to no sample."""
     thin = _thin(call)
     args = list(thin.args)
     args[3] = 0

@@ -132,16 +132,10 @@ def by_channel(call: Call) -> Result:
     return carry(call, [(call.arg(0, "input"), ())], call.out)
 
 
-@rule("bucketize")
-def bucketize(call: Call) -> Result:
-    """Each value is looked up on its own; the boundaries are shared."""
-    return carry(call, [(call.arg(0, "input"), ())], call.out)
-
-
-@rule("isin")
-def isin(call: Call) -> Result:
-    """Each element is tested on its own; the test elements are shared."""
-    return carry(call, [(call.arg(0, "elements"), ())], call.out)
+@rule("bucketize isin")
+def lookup(call: Call) -> Result:
+    """Each value is looked up on its own; boundaries and test elements are shared."""
+    return carry(call, [(call.arg(0, "input", "elements"), ())], call.out)
 
 
 @rule("one_hot")
@@ -152,6 +146,6 @@ def one_hot(call: Call) -> Layout | None:
 
 @rule("unravel_index")
 def unravel_index(call: Call) -> Result | list[Result]:
-    """Each index is taken apart on its own."""
+    """Each index is split on its own."""
     layout = call.layout(call.arg(0, "indices"))
     return [layout] * len(call.out)

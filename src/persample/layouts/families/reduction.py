@@ -12,38 +12,44 @@ from ..layout import Additive, Layout, Mixed, explicit, ids_of
 from ..operators import rule
 from ..reshaping import squeeze_colours
 
-# name -> (position of dim, names of dim)
-_DIM_SECOND = ("dim", "axis")
+# where an operator's axes are among its arguments, and what they are by default
+_AXES: dict[str, tuple[int, Any]] = {
+    "norm": (2, None), "linalg_vector_norm": (2, None), "linalg_norm": (2, None),
+    "linalg_matrix_norm": (2, (-2, -1)), "kthvalue": (2, -1), "quantile": (2, None),
+    "nanquantile": (2, None), "glu": (1, -1), "diff": (2, -1), "topk": (2, -1), "sort": (1, -1),
+    "argsort": (1, -1), "msort": (1, 0),
+    **dict.fromkeys("fft_fft fft_ifft fft_rfft fft_irfft fft_hfft fft_ihfft".split(), (2, -1)),
+    **dict.fromkeys(
+        "fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2 fft_hfft2 fft_ihfft2".split(), (2, (-2, -1))
+    ),
+}  # fmt: skip
 
 
-def _first(out: Any) -> Tensor:
-    return out if isinstance(out, Tensor) else next(o for o in out if isinstance(o, Tensor))
+def _input(call: Call) -> Tensor:
+    found: Tensor = call.arg(0, "input", "self", "A", "v")
+    return found
 
 
-def reduced(call: Call, dims: set[int], *, lost: bool | None = None) -> Layout | None:
+def _dims(call: Call) -> set[int]:
+    """The axes that a call names, all by default; ``x.std(False)`` names none with its bool."""
+    position, default = _AXES.get(call.name, (1, None))
+    value = call.arg(position, "dim", "axis", default=default)
+    if isinstance(value, bool) or (isinstance(value, (tuple, list)) and not value):
+        value = None
+    return axes(value, _input(call).dim())
+
+
+def reduce_colours(call: Call, dims: set[int]) -> Layout | None:
     """Colours when ``dims`` of the first argument are reduced (kept as size one, or removed)."""
-    x, out = call.arg(0, "input", "self"), _first(call.out)
-    if lost is None:
-        lost = out.dim() != x.dim()
-    return carry(call, [(x, dims)], out, () if lost else dims)
-
-
-def _dims(call: Call, position: int, *names: str) -> set[int]:
-    x = call.arg(0, "input", "self")
-    value = call.arg(position, *(names or _DIM_SECOND))
-    if isinstance(value, (tuple, list)) and not value:
-        value = None
-    if isinstance(value, bool):
-        value = None
-    return axes(value, x.dim())
+    x, out = _input(call), call.first
+    return carry(call, [(x, dims)], out, () if out.dim() != x.dim() else dims)
 
 
 @rule("sum nansum mean nanmean", linear=True)
 def total(call: Call) -> Result:
     """Over the samples these give a sum over samples (divided by a count that is public)."""
-    dims = _dims(call, 1)
     try:
-        return reduced(call, dims)
+        return reduce_colours(call, _dims(call))
     except Mixing:
         if call.name == "nanmean":
             raise Mixing("nanmean over samples divides by a count of the whole batch") from None
@@ -65,63 +71,38 @@ def sum_to_size(call: Call) -> Result:
 
 @rule(
     "amax amin prod any all logsumexp argmax argmin count_nonzero special_logsumexp aminmax "
-    "median nanmedian mode"
+    "median nanmedian mode std var std_mean var_mean norm linalg_vector_norm linalg_norm "
+    "frobenius_norm nuclear_norm linalg_matrix_norm kthvalue"
 )
-def reduce_second(call: Call) -> Result:
-    """Reductions whose second argument is the dim."""
-    return reduced(call, _dims(call, 1))
+def reduction(call: Call) -> Result:
+    """Over the axes that the call names."""
+    return reduce_colours(call, _dims(call))
 
 
 @rule("max min")
 def extremum(call: Call) -> Result:
     """With a tensor as second argument element by element, else a reduction."""
-    if isinstance(call.arg(1, "other"), Tensor):
-        return elementwise(call)
-    return reduced(call, _dims(call, 1))
-
-
-@rule("std var std_mean var_mean")
-def spread(call: Call) -> Result:
-    """``x.std(False)`` reduces everything: a bool is not a dim."""
-    return reduced(call, _dims(call, 1))
-
-
-@rule("norm linalg_vector_norm linalg_norm frobenius_norm nuclear_norm")
-def norm(call: Call) -> Result:
-    """The order comes before the dim, except for the two named matrix norms."""
-    position = 1 if call.name in ("frobenius_norm", "nuclear_norm") else 2
-    return reduced(call, _dims(call, position))
-
-
-@rule("linalg_matrix_norm")
-def matrix_norm(call: Call) -> Result:
-    """Over two axes, the last two by default."""
-    x = call.arg(0, "A", "input")
-    return reduced(call, axes(call.arg(2, "dim", default=(-2, -1)), x.dim()))
-
-
-@rule("kthvalue")
-def kthvalue(call: Call) -> Result:
-    """One axis, the last by default."""
-    x = call.arg(0, "input")
-    return reduced(call, axes(call.arg(2, *_DIM_SECOND, default=-1), x.dim()))
+    return (
+        elementwise(call)
+        if isinstance(call.arg(1, "other"), Tensor)
+        else reduce_colours(call, _dims(call))
+    )
 
 
 @rule("quantile nanquantile")
 def quantile(call: Call) -> Result:
     """Several quantiles add a leading axis."""
-    x, q, out = call.arg(0, "input"), call.arg(1, "q"), call.out
-    dims = axes(call.arg(2, *_DIM_SECOND), x.dim())
+    q, dims = call.arg(1, "q"), _dims(call)
     lead = 1 if isinstance(q, Tensor) and q.dim() == 1 else 0
     keep = bool(call.arg(3, "keepdim", default=False))
     core = set(range(lead)) | ({d + lead for d in dims} if keep else set())
-    return carry(call, [(x, dims)], out, core)
+    return carry(call, [(_input(call), dims)], call.out, core)
 
 
 @rule("norm_except_dim renorm")
 def slices(call: Call) -> Result:
     """Each slice along dim is normalised on its own."""
-    x = call.arg(0, "v", "input", "self")
+    x = _input(call)
     dim = call.arg(2, "dim", default=0) % max(x.dim(), 1)
     others = set(range(x.dim())) - {dim}
     return carry(call, [(x, others)], call.out, others)
@@ -129,17 +110,20 @@ def slices(call: Call) -> Result:
 
 def along(call: Call, dims: set[int]) -> Layout | None:
     """Same axes out as in; ``dims`` are worked along."""
-    return carry(call, [(call.arg(0, "input", "self"), dims)], _first(call.out), dims)
+    return carry(call, [(_input(call), dims)], call.first, dims)
 
 
 @rule(
     "cumsum cumprod cummax cummin logcumsumexp softmax log_softmax special_softmax "
-    "special_log_softmax _softmax _log_softmax _safe_softmax"
+    "special_log_softmax _softmax _log_softmax _safe_softmax glu"
 )
 def scan(call: Call) -> Result:
-    """One axis, named by the second argument."""
-    x = call.arg(0, "input", "self")
-    return along(call, axes(call.arg(1, *_DIM_SECOND), x.dim()))
+    """Along the axes that the call names."""
+    return along(call, _dims(call))
+
+
+rule(" ".join(name for name in _AXES if name.startswith("fft")), linear=True)(scan)
+rule("fft_fftshift fft_ifftshift", linear=True)(scan)
 
 
 @rule("_softmax_backward_data _log_softmax_backward_data")
@@ -150,19 +134,11 @@ def softmax_backward(call: Call) -> Result:
     return carry(call, [(grad, dims), (output, dims)], call.out, dims)
 
 
-@rule("glu")
-def glu(call: Call) -> Result:
-    """Halves one axis."""
-    x = call.arg(0, "input")
-    return along(call, axes(call.arg(1, "dim", default=-1), x.dim()))
-
-
 @rule("diff")
 def diff(call: Call) -> Result:
     """Shortens one axis; prepended and appended pieces keep theirs."""
-    x = call.arg(0, "input")
-    dims = axes(call.arg(2, "dim", default=-1), x.dim())
-    pieces = [x, call.arg(3, "prepend"), call.arg(4, "append")]
+    dims = _dims(call)
+    pieces = [_input(call), call.arg(3, "prepend"), call.arg(4, "append")]
     return carry(call, [(p, dims) for p in pieces if p is not None], call.out, dims)
 
 
@@ -180,14 +156,9 @@ _RANKED = "the place of a sample's values depends on how they compare with other
 @rule("sort topk msort", routes=True)
 def order(call: Call) -> Result | list[Result]:
     """Sorting inside samples keeps their place; sorting the samples moves them by the indices."""
-    x = call.arg(0, "input", "self")
-    if call.name == "topk":
-        dim = call.arg(2, "dim", default=-1)
-    else:
-        dim = 0 if call.name == "msort" else call.arg(1, "dim", default=-1)
-    dims = axes(dim, x.dim())
+    x, dims = _input(call), _dims(call)
     layout = call.layout(x)
-    if layout is None or not any(d in dims for d in layout.axes):
+    if layout is None or dims.isdisjoint(layout.axes):
         return along(call, dims)
     if call.name == "msort":
         raise Mixing("sorting over the samples")
@@ -203,45 +174,22 @@ def order(call: Call) -> Result | list[Result]:
 @rule("argsort", routes=True)
 def argsort(call: Call) -> Result:
     """Indices inside samples belong to them; keys grouped over samples only route."""
-    x = call.arg(0, "input", "self")
-    dims = axes(call.arg(1, "dim", default=-1), x.dim())
+    x, dims = _input(call), _dims(call)
     layout = call.layout(x)
-    if layout is not None and any(d in dims for d in layout.axes):
-        if x.is_floating_point():
-            raise Mixing(_RANKED)
-        return None
-    return along(call, dims)
-
-
-@rule("fft_fft fft_ifft fft_rfft fft_irfft fft_hfft fft_ihfft", linear=True)
-def fft(call: Call) -> Result:
-    """One axis, the last by default."""
-    x = call.arg(0, "input")
-    return along(call, axes(call.arg(2, "dim", default=-1), x.dim()))
-
-
-@rule("fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2 fft_hfft2 fft_ihfft2", linear=True)
-def fft2(call: Call) -> Result:
-    """Two axes, the last ones by default."""
-    x = call.arg(0, "input")
-    return along(call, axes(call.arg(2, "dim", default=(-2, -1)), x.dim()))
+    if layout is None or dims.isdisjoint(layout.axes):
+        return along(call, dims)
+    if x.is_floating_point():
+        raise Mixing(_RANKED)
+    return None
 
 
 @rule("fft_fftn fft_ifftn fft_rfftn fft_irfftn fft_hfftn fft_ihfftn", linear=True)
 def fftn(call: Call) -> Result:
     """The named axes, or the last ones that sizes are given for, or all."""
-    x = call.arg(0, "input")
     dim, s = call.arg(2, "dim"), call.arg(1, "s")
     if dim is None and s is not None:
         dim = tuple(range(-len(s), 0))
-    return along(call, axes(dim, x.dim()))
-
-
-@rule("fft_fftshift fft_ifftshift", linear=True)
-def fftshift(call: Call) -> Result:
-    """Rolls the named axes."""
-    x = call.arg(0, "input")
-    return along(call, axes(call.arg(1, "dim"), x.dim()))
+    return along(call, axes(dim, _input(call).dim()))
 
 
 @rule("stft istft")
@@ -255,8 +203,7 @@ def stft(call: Call) -> Result:
 @rule("gradient")
 def gradient(call: Call) -> Result:
     """Finite differences along the named axes; each result has the input's axes."""
-    x = call.arg(0, "input")
-    return along(call, axes(call.kwargs.get("dim"), x.dim()))
+    return along(call, axes(call.kwargs.get("dim"), _input(call).dim()))
 
 
 @rule("multinomial")

@@ -44,7 +44,7 @@ def probe(call: Call, function: Callable[..., Any] | None = None) -> Any:
     return tree_map(lambda t: squeeze_colours(t - 1, call.n) if isinstance(t, Tensor) else t, out)
 
 
-def probed(call: Call) -> Result | list[Result]:
+def probe_layouts(call: Call) -> Result | list[Result]:
     """Layouts from a probe."""
     out = probe(call)
     if isinstance(out, Tensor):
@@ -80,10 +80,10 @@ def permute(call: Call) -> Result:
     """Axis ``dims[k]`` becomes axis k."""
     x, layout = source_of(call)
     dims = call.ints(1, "dims") or ()
-    return moved(layout, [d % x.dim() for d in dims])
+    return permute_layout(layout, [d % x.dim() for d in dims])
 
 
-def moved(layout: Layout, order: Sequence[int]) -> Layout:
+def permute_layout(layout: Layout, order: Sequence[int]) -> Layout:
     """The layout after ``permute(order)``."""
     places = [0] * len(order)
     for new, old in enumerate(order):
@@ -101,21 +101,21 @@ def transpose(call: Call) -> Result:
     b = call.arg(2, "dim1", "axis1") % x.dim()
     order = list(range(x.dim()))
     order[a], order[b] = order[b], order[a]
-    return moved(layout, order)
+    return permute_layout(layout, order)
 
 
 @rule("t T H t_copy", linear=True)
 def turn(call: Call) -> Result:
     """Reverses all axes."""
     x, layout = source_of(call)
-    return moved(layout, list(reversed(range(x.dim()))))
+    return permute_layout(layout, list(reversed(range(x.dim()))))
 
 
 @rule("mT mH adjoint", linear=True)
 def turn_matrix(call: Call) -> Result:
     """Swaps the last two axes."""
     x, layout = source_of(call)
-    return moved(layout, [*range(x.dim() - 2), x.dim() - 1, x.dim() - 2])
+    return permute_layout(layout, [*range(x.dim() - 2), x.dim() - 1, x.dim() - 2])
 
 
 @rule("movedim moveaxis", linear=True)
@@ -127,7 +127,7 @@ def movedim(call: Call) -> Result:
     goals = [g % x.dim() for g in ([goal] if isinstance(goal, int) else goal)]
     fixed = dict(zip(goals, sources, strict=True))
     rest = iter(d for d in range(x.dim()) if d not in sources)
-    return moved(layout, [fixed[k] if k in fixed else next(rest) for k in range(x.dim())])
+    return permute_layout(layout, [fixed[k] if k in fixed else next(rest) for k in range(x.dim())])
 
 
 @rule("unsqueeze unsqueeze_copy", linear=True)
@@ -211,7 +211,7 @@ def pieces(call: Call) -> Result | list[Result]:
         return []
     dim = _cut(call, x)
     if dim is None or dim in layout.axes:
-        return probed(call)
+        return probe_layouts(call)
     if first.dim() == x.dim():
         return layout
     return remap(layout, [None if d == dim else d - (d > dim) for d in range(x.dim())], first.dim())
@@ -251,7 +251,7 @@ def unfold(call: Call) -> Result | list[Result]:
         return carry(call, [(x, set(range(1, x.dim())))], call.out, {1, 2})
     dim = call.arg(1, "dimension") % x.dim()
     if dim in layout.axes:
-        return probed(call)
+        return probe_layouts(call)
     return remap(layout, list(range(x.dim())), x.dim() + 1)
 
 

@@ -12,11 +12,11 @@ from ..call import Call, Result
 from ..layout import Layout, align, closed, explicit, ids_of, merge, remap
 from ..operators import rule
 from ..reshaping import squeeze_colours
-from ..subscript import axis_steps, is_full, spread
-from .shape import probed
+from ..subscript import axis_steps, expand_index, is_full
+from .shape import probe_layouts
 
 
-def written(target: Tensor, before: Tensor, after: Tensor, n: int) -> Layout:
+def layout_after_write(target: Tensor, before: Tensor, after: Tensor, n: int) -> Layout:
     """The target's layout from its colours before and after, where colours may not change."""
     if bool(((before >= 0) & (after != before)).any()):
         raise Mixing("rows of one sample are written over, or added to, rows of another")
@@ -34,7 +34,7 @@ def setitem(call: Call) -> Result:
     brought = call.layout(value) if isinstance(value, Tensor) else None
     if brought is None:
         return layout
-    entries = spread(index, x.dim())
+    entries = expand_index(index, x.dim())
     region = x.detach()[tuple(entries)]
     while value.dim() > region.dim() and value.shape[0] == 1:  # torch drops leading ones
         value_axes = [None, *range(value.dim() - 1)]
@@ -44,18 +44,14 @@ def setitem(call: Call) -> Result:
     axis = _whole_axis(entries, brought.axis) if brought.ids is None else None
     if axis is not None and layout in (None, closed(axis, brought.inner)):
         return closed(axis, brought.inner)
-    mine = (
-        torch.full((1,) * x.dim(), -1, device=x.device)
-        if layout is None
-        else ids_of(layout, x.shape, call.n, x.device)
-    )
+    mine = call.colours(x)
     colours = ids_of(brought, region.shape, call.n, x.device)
     before = mine.expand(x.shape)
     if not any(isinstance(e, Tensor) for e in entries):
         before = _only_needed(mine, colours, x.shape, entries)
     places = torch.arange(before.numel(), device=x.device).view(before.shape)[tuple(entries)]
-    after = painted(before, places, colours.expand(places.shape))
-    return written(x, before, after, call.n)
+    after = paint(before, places, colours.expand(places.shape))
+    return layout_after_write(x, before, after, call.n)
 
 
 def _whole_axis(entries: list[Any], place: int) -> int | None:
@@ -70,7 +66,7 @@ def _whole_axis(entries: list[Any], place: int) -> int | None:
     return None
 
 
-def painted(before: Tensor, places: Tensor, colours: Tensor) -> Tensor:
+def paint(before: Tensor, places: Tensor, colours: Tensor) -> Tensor:
     """Colours after a write to these places of the flattened target; -1 leaves a place as it is."""
     flat, where, new = before.flatten(), places.flatten(), colours.flatten()
     after = flat.scatter_reduce(0, where, new, "amax", include_self=True)
@@ -134,9 +130,7 @@ def _scattered(
         )
         if same and (along_axis or index.shape == source.shape):
             return brought if layout is None else merge(layout, brought, x.shape, call.n)
-    mine = torch.full((1,) * x.dim(), -1, device=x.device)
-    if layout is not None:
-        mine = ids_of(layout, x.shape, call.n, x.device)
+    mine = call.colours(x)
     colours = ids_of(brought, source.shape, call.n, x.device)
     if along_axis:
         sizes = [
@@ -150,8 +144,8 @@ def _scattered(
         part = tuple(slice(0, s) for s in index.shape)
         colours = colours.expand(source.shape)[part]
         places = torch.arange(before.numel(), device=x.device).view(x.shape).gather(axis, index)
-    after = painted(before, places, colours)
-    return written(x, before, after, call.n)
+    after = paint(before, places, colours)
+    return layout_after_write(x, before, after, call.n)
 
 
 @rule("put", routes=True)
@@ -161,13 +155,10 @@ def put(call: Call) -> Result:
     layout, brought = call.layout(x), call.layout(source)
     if brought is None:
         return layout
-    before = torch.full((1,) * x.dim(), -1, device=x.device)
-    if layout is not None:
-        before = ids_of(layout, x.shape, call.n, x.device)
-    before = before.expand(x.shape)
+    before = call.colours(x).expand(x.shape)
     colours = ids_of(brought, source.shape, call.n, x.device).expand(source.shape)
-    after = painted(before, index % max(x.numel(), 1), colours)
-    return written(x, before, after, call.n)
+    after = paint(before, index % max(x.numel(), 1), colours)
+    return layout_after_write(x, before, after, call.n)
 
 
 @rule(
@@ -209,23 +200,20 @@ def _masked_scatter(call: Call, x: Tensor, mask: Tensor, source: Tensor) -> Resu
         and source.shape[-1] == width
     )  # whole rows: one element of each will do
     shape = (*x.shape[:-1], 1) if thin else tuple(x.shape)
-    mine = torch.full((1,) * x.dim(), -1, device=x.device)
-    if layout is not None:
-        mine = ids_of(layout, x.shape, call.n, x.device)
-    colours = ids_of(brought, source.shape, call.n, x.device)
+    mine, colours = call.colours(x), ids_of(brought, source.shape, call.n, x.device)
     if thin and (mine.shape[-1] != 1 or colours.shape[-1] != 1):
         raise Mixing("rows hold several samples")
     before = mine.expand(shape)
     rows = (*source.shape[:-1], 1) if thin else tuple(source.shape)
     holds = mask[..., :1] if thin else mask.expand(x.shape)
     after = before.clone().masked_scatter_(holds, colours.expand(rows).contiguous())
-    return written(x, before, after, call.n)
+    return layout_after_write(x, before, after, call.n)
 
 
 def _replaced(call: Call) -> Result:
     """Colours by running the write on colours; a place may keep its colour or take one."""
     x = call.arg(0, "input", "self")
-    outside = probed(call)
+    outside = probe_layouts(call)
     layout = call.layout(x)
     if layout is None or not isinstance(outside, Layout):
         return outside  # type: ignore[return-value]

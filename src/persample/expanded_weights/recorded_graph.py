@@ -1,7 +1,7 @@
-"""A recorded stretch of the caller's graph: one forward, and the backward passes through it.
+"""A recorded part of the caller's graph: one forward, and the backward passes through it.
 
 The module runs under a recorder on detached inputs. One node in the caller's graph stands for all
-of it; its backward runs the stretch's own backward pass under the recorder's eyes, so that a plain
+of it; its backward runs the part's own backward pass while the recorder watches, so that a plain
 ``loss.backward()`` is enough and recomputation (activation checkpointing) is seen.
 """
 
@@ -31,7 +31,7 @@ from .written import Written
 
 
 @dataclass
-class Stretch:
+class RecordedGraph:
     """What the caller's graph refers to: places in the graph, not the outputs' memory."""
 
     tape: Tape
@@ -96,7 +96,7 @@ class Stretch:
             state = self.states[k]
             if isinstance(state, Mixed):
                 raise state.reason.error(
-                    "Expanded Weights: samples meet inside the module", fix=f"persample.{LOOP}"
+                    "Expanded Weights: samples interact inside the module", fix=f"persample.{LOOP}"
                 )
             if isinstance(state, Derived):
                 raise MixedSamplesError(
@@ -144,26 +144,26 @@ def expect_first_order() -> None:
 
 
 class Node(torch.autograd.Function):
-    """A stretch as one node of the caller's graph."""
+    """A recorded part as one node of the caller's graph."""
 
     @staticmethod
     def forward(
-        ctx: Any, anchor: Tensor, stretch: Stretch, outputs: list[Tensor], *inputs: Tensor
+        ctx: Any, anchor: Tensor, recorded: RecordedGraph, outputs: list[Tensor], *inputs: Tensor
     ) -> Any:
-        """The stretch's outputs, which have been computed already."""
-        ctx.stretch = stretch
+        """The part's outputs, which have been computed already."""
+        ctx.recorded = recorded
         ctx.set_materialize_grads(False)
         return tuple(out.detach() for out in outputs)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        """Per-sample gradients, unless only gradients of inputs were asked for."""
+        """Per-sample gradients, unless only gradients of inputs are wanted."""
         expect_first_order()
         if all(g is None for g in grads):
-            return (None,) * (3 + len(ctx.stretch.inputs))
+            return (None,) * (3 + len(ctx.recorded.inputs))
         # the anchor is a leaf, so that it is reached exactly where parameters would be
         wanted = torch._C._will_engine_execute_node(ctx.next_functions[0][0])
-        return None, None, None, *ctx.stretch.backward(grads, wanted=wanted)
+        return None, None, None, *ctx.recorded.backward(grads, wanted=wanted)
 
 
 def run(
@@ -177,7 +177,7 @@ def run(
 ) -> Any:
     """The module's result, with per-sample gradients on the way back.
 
-    ``shared``: several stretches may add to the ``grad_sample`` of one weight.
+    ``shared``: several parts may add to the ``grad_sample`` of one weight.
     """
     inputs = Detached(writable=not shared)
     args, kwargs = mapped(args, inputs), mapped(kwargs, inputs) if kwargs else kwargs
@@ -216,9 +216,9 @@ def _in_one_node(
         return result
     selected = context.parameters.selected
     edges = [get_gradient_edge(out) for out in outputs]
-    stretch = Stretch(tape, recording, batch, inputs.leaves, edges, states, shared)
-    stretch.versions = {name: version(p) for name, p in selected.items()}
-    made = Node.apply(ANCHOR, stretch, outputs, *inputs.outer)
+    recorded = RecordedGraph(tape, recording, batch, inputs.leaves, edges, states, shared)
+    recorded.versions = {name: version(p) for name, p in selected.items()}
+    made = Node.apply(ANCHOR, recorded, outputs, *inputs.outer)
     found = dict(zip(map(id, outputs), made, strict=True))
     for tensor, given in written:
         rewrite(tensor, found[id(given)])
