@@ -1,4 +1,4 @@
-"""The site also shows two files that lie outside ``docs``: the changelog and the contributing page."""
+"""The site also shows two files that lie outside ``docs``: changelog and contributing page."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ def on_files(files: Files, config: Any) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Links to the two files lead to their pages; links to source files become plain text."""
-    for source, page in OUTSIDE.items():
-        markdown = markdown.replace(f"](../{source}", f"]({page}")
+def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
+    """Links to the two files lead to their pages; links to other source files become text."""
+    if "/" in page.file.src_uri:  # a page in a folder: ``..`` is docs itself
+        return markdown
+    for source, target in OUTSIDE.items():
+        markdown = markdown.replace(f"](../{source}", f"]({target}")
     return re.sub(r"\[([^\]]+)\]\(\.\./[^)]*\)", r"\1", markdown)

@@ -83,7 +83,10 @@ def texts(folder: Path) -> None:
     torch.manual_seed(0)
     rows, names = sentences()
     y = torch.arange(len(rows)) // 8 % 4
-    rows, y = torch.cat([rows, rows[:6]]), torch.cat([y, y[:5], y[5:6] + 1])  # one with another label
+    rows, y = (
+        torch.cat([rows, rows[:6]]),
+        torch.cat([y, y[:5], y[5:6] + 1]),
+    )  # one with another label
     classes = ["function documentation", "class documentation", "module overview", "command line"]
     made = BertForSequenceClassificationWithAVeryLongName(len(names), 4)
     optimizer = torch.optim.Adam(made.parameters(), 1e-2)

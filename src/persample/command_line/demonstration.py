@@ -46,7 +46,7 @@ def digits() -> tuple[Tensor, Tensor, Tensor]:
     except ImportError as error:
         raise UsageError(
             "the demonstration needs scikit-learn, which provides the digits",
-            fix='pip install "persample[demo]", or inspect your own data: persample inspect train:step',
+            fix='pip install "persample[demo]", or inspect your own: persample inspect train:step',
         ) from error
     found = datasets.load_digits()
     x = torch.tensor(found.images, dtype=torch.float32).unsqueeze(1) / 16

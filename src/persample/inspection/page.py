@@ -37,9 +37,7 @@ def page(report: Findings, changes: Comparison | None = None, *, k: int = 24) ->
         ("cost", "Cost", "Cost of this inspection", _cost(report)),
     ]
     kept = [(name, title, body) for name, _, title, body in parts if body]
-    links = "".join(
-        f'<a href="#{name}">{short}</a>' for name, short, _, body in parts if body
-    )
+    links = "".join(f'<a href="#{name}">{short}</a>' for name, short, _, body in parts if body)
     sections = "".join(
         f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">{title}</h2>'
         f"{body}</section>"
@@ -130,8 +128,8 @@ def _outliers(report: Findings, k: int) -> str:
     times = f", {number(float(sizes.max()) / median)} times the median" if median else ""
     plot = histogram(sizes, "gradient norm", marked=report.norms[indices].tolist())
     return (
-        f"<p>The largest gradient norm is {number(float(sizes.max()))}{times}. The top 1% of samples "
-        f"carry {report.share(0.01):.0%} of the total norm. Dots mark the samples below.</p>"
+        f"<p>The largest gradient norm is {number(float(sizes.max()))}{times}. The top 1% of "
+        f"samples carry {report.share(0.01):.0%} of the total norm. Dots mark the samples below.</p>"
         f"<figure>{plot}</figure>" + sample_table(report, indices, "outliers")
     )
 
@@ -214,8 +212,8 @@ def _check(report: Findings) -> str:
     return (
         f"<p>On {check.n} samples of the first batch: random combinations of their gradients are "
         "compared with autograd, and one sample is replaced to see whether the others change "
-        f"(largest relative deviation; tolerance {check.tolerance:.0e}).</p><details><summary>every parameter"
-        f"</summary>{table}</details>"
+        f"(largest relative deviation; tolerance {check.tolerance:.0e}).</p>"
+        f"<details><summary>every parameter</summary>{table}</details>"
     )
 
 
@@ -228,8 +226,8 @@ def _cost(report: Findings) -> str:
     text = ""
     if cost.ratio is not None:
         text = (
-            f"<p>Inspecting a batch takes {cost.ratio:.2f} times a plain forward and backward pass, "
-            f"measured on {len(cost.plain)} of the same batches. It includes norms, projections "
+            f"<p>Inspecting a batch takes {cost.ratio:.2f} times a plain forward and backward "
+            f"pass, measured on {len(cost.plain)} of the same batches. It includes norms, projections "
             "and copies of the samples. The fixed cost per batch weighs most on small models and "
             "small batches; a recording alone costs less.</p>"
         )

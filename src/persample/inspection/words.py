@@ -62,7 +62,10 @@ def _verified(report: Findings) -> Verdict:
         )  # fmt: skip
     wrong = next(p.name for p in check.parameters if not p.ok)
     return Verdict(
-        "check", "bad", "Wrong gradients", f"{wrong} disagrees with autograd: do not trust this report"
+        "check",
+        "bad",
+        "Wrong gradients",
+        f"{wrong} differs from autograd: do not trust this report",
     )
 
 
