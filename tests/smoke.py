@@ -31,7 +31,7 @@ SHORT: dict[str, list[str]] = {
     "zoo": ["python -m tests.zoo distilbert"],
     "works": ["python -m tests.works channels_last"],
     "bench": [
-        "python -m benchmarks mlp --parts time --peers persample --rounds 2 --out build/smoke-bench",
+        "python -m benchmarks mlp --parts time --peers persample --rounds 2 --out build/smoke",
         "python -m benchmarks.expanded_weights mlp --rounds 1",
     ],
     "bench-quick": ["python -m benchmarks --help"],

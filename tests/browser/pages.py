@@ -79,7 +79,7 @@ class BertForSequenceClassificationWithAVeryLongName(nn.Module):
 
 
 def texts(folder: Path) -> None:
-    """Sentences with long names of classes, duplicates, long ids, and a comparison: every section."""
+    """Sentences with long class names, duplicates, long ids and a comparison: every section."""
     torch.manual_seed(0)
     rows, names = sentences()
     y = torch.arange(len(rows)) // 8 % 4

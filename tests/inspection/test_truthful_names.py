@@ -276,7 +276,7 @@ def test_equal_inputs_are_told_from_nearly_equal_gradients(size: int, tmp_path: 
     page = found.to_html(tmp_path / "p.html").read_text()
     assert "Identical inputs: 1 group<" in page
     assert "Nearly equal gradients: 3 groups" in page
-    assert "not necessarily duplicates" in page
+    assert "need not be duplicates" in page
     saved = json.loads(found.to_json(tmp_path / "r.json").read_text())["duplicates"]
     assert saved[0] == {"ids": [2, 20, 21], "inputs": "identical"}
     assert {group["inputs"] for group in saved[1:]} == {"different"}

@@ -37,7 +37,7 @@ def main(extra: str) -> None:
         plan = private.plan(noise_multiplier=1.0, delta=1e-2, size=6, batch_size=3, steps=2)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         training = private.Training(model, optimizer, batch, plan, loss_fn=losses)
-        assert [step for step in training] == [1, 2]
+        assert list(training) == [1, 2]
         assert training.epsilon() > 0
     print(f"torch {torch.__version__}, {extra or 'no extra'}: ok")
 

@@ -129,7 +129,8 @@ def _outliers(report: Findings, k: int) -> str:
     plot = histogram(sizes, "gradient norm", marked=report.norms[indices].tolist())
     return (
         f"<p>The largest gradient norm is {number(float(sizes.max()))}{times}. The top 1% of "
-        f"samples carry {report.share(0.01):.0%} of the total norm. Dots mark the samples below.</p>"
+        f"samples carry {report.share(0.01):.0%} of the total norm. Dots mark the samples "
+        "below.</p>"
         f"<figure>{plot}</figure>" + sample_table(report, indices, "outliers")
     )
 
@@ -227,9 +228,9 @@ def _cost(report: Findings) -> str:
     if cost.ratio is not None:
         text = (
             f"<p>Inspecting a batch takes {cost.ratio:.2f} times a plain forward and backward "
-            f"pass, measured on {len(cost.plain)} of the same batches. It includes norms, projections "
-            "and copies of the samples. The fixed cost per batch weighs most on small models and "
-            "small batches; a recording alone costs less.</p>"
+            f"pass, measured on {len(cost.plain)} of the same batches. It includes norms, "
+            "projections and copies of the samples. The fixed cost per batch weighs most on small "
+            "models and small batches; a recording alone costs less.</p>"
         )
     text += plain_table(["part", "seconds"], rows, "cost")
     for title, lines in (("Slow operators", made.slow), ("Ambiguous sizes", made.ambiguous)):
