@@ -17,6 +17,7 @@ from typing import Any
 
 from .findings import drop_in, guards, inspecting, suspects
 from .models import ALL
+from .private_tables import accuracy, proofs, steps_of_training
 from .results import RESULTS, ROOT, load
 from .rows import (
     alive,
@@ -34,6 +35,7 @@ from .rows import (
 
 PAGES = (
     "README.md", "docs/benchmarks.md", "docs/results.md", "docs/inspect.md", "docs/design.md",
+    "docs/private-training.md",
 )  # fmt: skip
 MAIN = "warm heap, 1 thread"
 NOTHING = "Not measured yet: `make bench`."
@@ -62,6 +64,11 @@ def makers(directory: Path) -> dict[str, Callable[[], str]]:
         "guards": lambda: guards(load(directory, "guards")),
         "suspects": lambda: suspects(load(directory, "suspects")),
         "inspecting": lambda: inspecting(load(directory, "inspecting")),
+        "private-accuracy": lambda: accuracy(load(directory, "private_accuracy")),
+        "private-step": lambda: steps_of_training(load(directory, "private_step")),
+        "private-proofs": lambda: proofs(
+            load(directory, f"private_{part}") for part in ("accounting", "replay", "noise")
+        ),
     }
     for name in ("grads", "norms", "clipped sum"):
         key = name.replace(" ", "-")

@@ -40,6 +40,8 @@ def run(block: str, page: Path, names: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 @pytest.mark.filterwarnings("ignore:Secure RNG turned off")  # what Opacus says at every start
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")  # of Opacus' hooks
+@pytest.mark.filterwarnings("ignore:Optimal order is the")  # of Opacus' search for the noise
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument")  # what Trainer's loader says on a CPU
 def test_pages(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for package in ("dp_accounting", "opacus", "peft", "sklearn", "transformers"):
