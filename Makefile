@@ -74,6 +74,9 @@ zoo: $(VENV)/.installed
 $(VENV)/.peers: $(VENV)/.installed
 	$(PIP) -e ".[bench]"
 	$(PIP) --no-deps opacus backpack-for-pytorch unfoldNd
+	$(PIP) --no-deps opake opake-base opake-engine opake-dpsgd opake-accounting opake-patches \
+		optree torchopt || echo "opake: not installed"
+	$(PIP) --no-deps dattri-llm tqdm || echo "dattri-llm: not installed"
 	touch $@
 
 bench: $(VENV)/.peers

@@ -1,7 +1,8 @@
-"""Measure persample and its peers: time, memory, growth, overhead.
+"""Measure persample and its peers: time, memory, growth, overhead, and parts without peers.
 
-    python -m benchmarks [models ...] [--parts time memory scaling overhead] [--peers ...]
-                         [--threads 1] [--heap warm|default|both|mapped] [--rounds 7] [--quick]
+    python -m benchmarks [models ...] [--parts time memory scaling overhead small budgets processes]
+                         [--peers ...] [--threads 1] [--heap warm|default|both|mapped]
+                         [--rounds 7] [--quick]
 
 Results go to benchmarks/results (``--quick``: to build/bench-quick), one entry per model, so that a
 part of them can be measured again; ``python -m benchmarks.tables`` makes tables and plots of them.
@@ -22,14 +23,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import libraries as libraries
+from .measure.results import HEAPS, RESULTS, ROOT, WARM, environment, regime, save
 from .models import ALL, MODELS, QUICK
 from .peers import PEERS
-from .results import HEAPS, RESULTS, ROOT, WARM, environment, regime, save
 
-PARTS = ("time", "memory", "scaling", "overhead")
-FILES = {"time": "peers", "memory": "memory", "scaling": "scaling", "overhead": "overhead"}
-WEIGHTS = {"scaling": 3.0, "overhead": 1.0, "time": 1.0, "memory": 1.0}  # relative, for the ETA
+PARTS = ("time", "memory", "scaling", "overhead", "small", "budgets", "processes")
+FILES = {part: part for part in PARTS} | {"time": "peers"}
+WEIGHTS = {"scaling": 3.0}  # beside one, for the ETA
 HEAVY = {"gpt2_small": 4.0, "resnet18": 2.0, "vit": 1.5, "text": 1.5}
 
 
@@ -44,7 +44,7 @@ class Job:
     @property
     def weight(self) -> float:
         """How long it takes, roughly and relatively."""
-        return WEIGHTS[self.part] * HEAVY.get(self.model, 1.0)
+        return WEIGHTS.get(self.part, 1.0) * HEAVY.get(self.model, 1.0)
 
 
 def jobs_of(given: argparse.Namespace) -> Iterator[Job]:
@@ -66,7 +66,7 @@ def jobs_of(given: argparse.Namespace) -> Iterator[Job]:
 def arguments(job: Job, given: argparse.Namespace, peers: list[str], result: Path) -> list[str]:
     """The child's command."""
     module = {"time": "timing"}.get(job.part, job.part)
-    command = [sys.executable, "-m", f"benchmarks.{module}"]
+    command = [sys.executable, "-m", f"benchmarks.measure.{module}"]
     command += [job.model, str(result)] if job.model else [str(result)]
     command += ["--threads", str(given.threads)]
     if job.part in ("time", "memory"):

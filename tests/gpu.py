@@ -73,7 +73,15 @@ def benchmark(device: str, models: tuple[str, ...]) -> list[str]:
     """Ratios to a plain step."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "ratios.json"
-        command = [sys.executable, "-m", "benchmarks.device", *models, "--device", device, "--out"]
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.measure.device",
+            *models,
+            "--device",
+            device,
+            "--out",
+        ]
         done = subprocess.run([*command, str(out)], capture_output=True, text=True, check=False)
         if done.returncode:
             return [f"benchmark failed: {done.stderr[-400:]}"]

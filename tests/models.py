@@ -494,3 +494,16 @@ def no_grad_segment(n: int) -> Case:
         return s.b(h)
 
     return Fn(f, a=nn.Linear(5, 5), b=nn.Linear(5, 2)), (torch.randn(n, 5),)
+
+
+@model
+def householder_reflections_of_matrices(n: int) -> Case:
+    net = Fn(
+        lambda s, x: torch.ormqr(
+            s.a(x).view(-1, 3, 2), s.tau(x), s.other(x).view(-1, 3, 2)
+        ).flatten(1),
+        a=nn.Linear(5, 6),
+        tau=nn.Linear(5, 2),
+        other=nn.Linear(5, 6),
+    )
+    return net, (torch.randn(n, 5),)

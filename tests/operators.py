@@ -30,6 +30,7 @@ import persample
 from persample.layouts.layout import Layout, ids_of
 
 SAMPLES_PER_ENTRY = 20
+SHOWN = 5  # wrong trials of an entry that are printed; all are counted
 
 
 class Mark(NamedTuple):
@@ -340,7 +341,7 @@ def attack(op: Any, roles: Roles = trials) -> Counter[str]:
                 verdict = f"error {type(error).__name__}"
                 if "-v" in sys.argv:
                     print("   ", op.name, name, type(error).__name__, str(error)[:150])
-            if verdict.startswith("wrong"):
+            if verdict.startswith("wrong") and verdicts["wrong"] < SHOWN:
                 print(
                     f"    WRONG {op.name} {op.variant_test_name} {name}: {verdict} {sample}"[:300]
                 )

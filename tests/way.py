@@ -41,7 +41,8 @@ class Way:
 
     @property
     def packages(self) -> list[str]:
-        return list(self.files)
+        """Folders of the source; modules at the top (errors, validation, …) are not counted."""
+        return [name for name in self.files if (SOURCE / name).is_dir()]
 
     def count(self) -> int:
         """How many files."""
@@ -128,9 +129,10 @@ def measured() -> dict[str, Way]:
 def main() -> None:
     """Print the ways."""
     for name, way in measured().items():
+        top = len(way.files) - len(way.packages)
         print(
-            f"{name}: {len(way.packages)} packages, {way.count()} files "
-            f"({BEFORE[name]} before there were packages)"
+            f"{name}: {len(way.packages)} packages and {top} modules at the top, {way.count()} "
+            f"files ({BEFORE[name]} before there were packages)"
         )
         for package, files in way.files.items():
             names = ", ".join(file.removeprefix(package + "/") for file in files)

@@ -14,6 +14,7 @@ from typing import Any
 
 _HOMES = {
     "Ahead": "uses.options",
+    "ExtractedNumberWarning": "errors",
     "MissedUseError": "errors",
     "MixedSamplesError": "errors",
     "NonFiniteWarning": "errors",

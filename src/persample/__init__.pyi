@@ -3,6 +3,7 @@
 from . import expanded_weights, forms, inspection, private, rules, testing
 from .api import record
 from .errors import (
+    ExtractedNumberWarning,
     MissedUseError,
     MixedSamplesError,
     NonFiniteWarning,
@@ -21,6 +22,7 @@ from .verification import verify
 
 __all__ = [
     "Ahead",
+    "ExtractedNumberWarning",
     "MissedUseError",
     "MixedSamplesError",
     "NonFiniteWarning",

@@ -34,7 +34,7 @@ def record(
     same_samples: bool = False,
     grad: bool = False,
 ) -> Recorder:
-    """Record one ordinary forward and backward of an unmodified model.
+    """Record one normal forward and backward pass of an unmodified model.
 
     >>> import torch, persample
     >>> model = torch.nn.Linear(3, 1)
@@ -45,27 +45,30 @@ def record(
     torch.Size([2, 1, 3])
 
     Graphs made inside the block give parameters no ``.grad``, not even by ``losses.backward()``:
-    :meth:`Tape.set_grad` writes it, or ``grad=True``.
+    call :meth:`Tape.set_grad`, or pass ``grad=True``.
 
     Args:
         model: Any module; it is not changed. Frozen parameters are left out.
-        n: The number of samples; else that of the first input.
+        n: The number of samples; by default, read off the first input.
         dim: The axis of the samples in the model's inputs.
-        constants: Inputs that hold no samples although a size matches: names, positions, tensors.
-        sample_ids: The sample of every input row, where one has several; needs ``n``.
+        constants: Inputs that hold no samples although one has the batch size: names, positions,
+            tensors.
+        sample_ids: The sample of every input row, if samples have several rows; needs ``n``.
         params: The parameters to record: a name, names, or a predicate on names.
         rules: Rules of your own, ``{operator: rule}``, for this recording.
         unproven: "refuse", or "loop" to fall back to one backward pass per sample.
         verify: Check this step against autograd.
-        lean: Keep nothing. Norms, and what :class:`persample.Ahead` names, are computed during the
-            backward pass; every other question is one more pass. A weighted or clipped sum comes
-            last: it frees the graph, unless ``tape.backward(losses, retain_graph=True)`` keeps it.
-        positions: Keep what :meth:`Tape.positions` needs: inputs and output gradients of biases
-            and norm layers, too.
-        budget: Bytes of scratch memory that a question may take beyond its result (64 MiB; 2 MiB
-            if lean). Larger work is cut into tiles; one row of one parameter is the least.
-        same_samples: Your word that sample i is the same in every batch of this block. One block
-            holds one batch: a later backward pass from other inputs is refused without it.
+        lean: Keep nothing. Norms, and the queries that :class:`persample.Ahead` lists, are answered
+            during the backward pass; every other query takes one more pass. A weighted or clipped
+            sum comes last: it frees the graph, unless
+            ``tape.backward(losses, retain_graph=True)`` keeps it.
+        positions: Keep what :meth:`Tape.positions` needs: also inputs and output gradients of
+            biases and norm layers.
+        budget: Bytes of scratch memory that a query may take beyond its result. Larger work is
+            cut into tiles; the smallest is one row of one parameter. By default tiles take 64 MiB
+            (2 MiB if lean), and a clipped sum a quarter of what the tape holds.
+        same_samples: You guarantee that sample i is the same in every batch of this block. Without
+            it, a block holds one batch: a later backward pass from other inputs is refused.
         grad: Leave the ``.grad`` that the same program leaves without persample, so that norms can
             be watched in a training loop that is not changed.
 
@@ -73,13 +76,12 @@ def record(
         A context manager that yields the :class:`persample.Tape`.
 
     Raises:
-        UsageError: An argument has no meaning, or the model is being recorded already.
+        UsageError: An argument makes no sense, or the model is already being recorded.
     """
     _expect_sensible(model, n, sample_ids, unproven)
     _expect_rules(rules)
     _expect_lean(lean, positions=positions, native=verify or unproven == "loop")
-    if budget is None:
-        budget = LEAN if lean else BUDGET
+    scratch, rows = _scratch(budget, lean=bool(lean))
     asked = lean if isinstance(lean, Ahead) else Ahead() if lean else None
     options = Options(
         dim=whole(
@@ -89,7 +91,8 @@ def record(
         loop=unproven == "loop",
         ahead=asked,
         positions=positions,
-        budget=whole(budget, "budget", least=1, fix="a number of bytes: budget=64 << 20"),
+        budget=scratch,
+        rows=rows,
         rules={find(f).name: rule for f, rule in (rules or {}).items()},
         same_samples=bool(same_samples),
         grad=bool(grad),
@@ -135,6 +138,14 @@ class Recorder:
             if hasattr(Tape, name):
                 text += "; write: with persample.record(model) as tape:"
             raise AttributeError(text)
+
+
+def _scratch(budget: int | None, *, lean: bool) -> tuple[int, int | None]:
+    """Bytes for tiles, and for rows that a clipped sum keeps: None is a share of the tape's."""
+    if budget is None:
+        return (LEAN if lean else BUDGET), None
+    given = whole(budget, "budget", least=1, fix="a number of bytes: budget=64 << 20")
+    return given, given // 2
 
 
 def _expect_sensible(model: object, n: object, sample_ids: object, unproven: object) -> None:

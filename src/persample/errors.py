@@ -71,6 +71,10 @@ class NonFiniteWarning(UserWarning):
     """Some samples have gradients that are not finite; clipped sums leave them out."""
 
 
+class ExtractedNumberWarning(UserWarning):
+    """A number of several samples was taken out of torch before the losses: may be in them."""
+
+
 Place = tuple[CodeType, int]  # and the offset of an instruction: its line is looked up if need be
 _FILES: dict[str, bool] = {}  # whether a file is torch's or ours
 
@@ -134,13 +138,17 @@ def describe(place: Place | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a tensor has no proven place for its samples; becomes an error only if it matters."""
+    """Why a tensor has no proven place for its samples; becomes an error only if it matters.
+
+    ``real``: real values met, not integers or truth values alone.
+    """
 
     operator: str
     why: str
     shapes: tuple[tuple[int, ...], ...] = ()
     place: Place | None = None
     fix: str = ""
+    real: bool = False
 
     def where(self) -> str:
         """Operator, shapes and the caller's line."""

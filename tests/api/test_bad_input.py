@@ -186,6 +186,7 @@ def test_the_table_of_questions_is_complete() -> None:
         "explain",
         "close",
         "set_grad",
+        "set_clipped_grad",
     }
     public = {name for name in dir(persample.Tape) if not name.startswith("_")}
     assert public - others == set(QUESTIONS)

@@ -94,6 +94,9 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], Tensor],
     "an infinite gradient beside zeros that keep samples apart": (
         lambda: Fn(lambda s, x: torch.eye(4).double() @ s.l(x), l=nn.Linear(5, 5)),
         lambda m: m(X).sum(1) * torch.tensor([1.0, torch.inf, 1, 1]), "zero times"),
+    "samples on a core axis that is counted from the end": (
+        linear, lambda m: torch.ormqr(m(X)[:, :3], X[0, :3], torch.ones(4, 4).double()).sum(1),
+        "samples"),
     "a sparse tensor meets a parameter": (
         linear, lambda m: m(X.to_sparse()).sum(1), "sparse"),
     "rows of one sample written to zeros": (

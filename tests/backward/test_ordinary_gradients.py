@@ -221,3 +221,12 @@ class TestNothingTrained:
         optimizer = torch.optim.SGD(other.parameters(), 0.1)
         F.mse_loss(other(torch.randn(3, 2)), torch.zeros(3, 2)).backward()
         optimizer.step()
+
+
+def test_an_empty_batch_still_answers_after_the_step() -> None:
+    model = Net()
+    with persample.record(model, grad=True) as tape:
+        tape.backward(model(X[:0]).square().sum(1))
+    torch.optim.SGD(model.parameters(), 0.1, weight_decay=0.1).step()
+    assert tape.norms().shape == (0,)
+    assert all(not g.any() for g in tape.clipped_sum(1.0).values())

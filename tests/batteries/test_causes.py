@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from ..third_party.cause import Cause
+from ..third_party.cause import NEEDLESS, Cause
 from ..third_party.causes import CAUSES
-from ..third_party.judge import judge
+from ..third_party.judge import FIXED, judge
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("cause", CAUSES, ids=[cause.row.name for cause in CAUSES])
 def test_as_the_row_says(cause: Cause) -> None:
     verdict = judge(cause.row)
-    assert verdict.kind == cause.today, verdict
+    kind = NEEDLESS if verdict.kind == FIXED else verdict.kind  # its fix is tried below
+    assert kind == cause.today, verdict
     if verdict.refusal is not None:
         assert cause.fix in verdict.refusal["fix"], verdict.refusal
 

@@ -14,16 +14,17 @@ import pytest
 import torch
 
 from benchmarks import __main__ as program
-from benchmarks import expanded_weights, rows, tables
-from benchmarks.answers import Referee, drawn
-from benchmarks.by_hand import by_hand
-from benchmarks.case import Case, classify, predict
-from benchmarks.language import LanguageModel
-from benchmarks.models import MODELS
-from benchmarks.peers import PEERS
-from benchmarks.results import RESULTS, ROOT
-from benchmarks.timing import Cell, cells_of, judged, measure
-from benchmarks.vision import Residual
+from benchmarks.measure import expanded_weights, small
+from benchmarks.measure.results import RESULTS, ROOT
+from benchmarks.measure.timing import Cell, cells_of, judged, measure
+from benchmarks.models import MODELS, SMALL
+from benchmarks.models.case import Case, classify, predict
+from benchmarks.models.language import LanguageModel
+from benchmarks.models.vision import Residual
+from benchmarks.peers import NEEDS, PEERS
+from benchmarks.peers.answers import Referee, drawn
+from benchmarks.peers.by_hand import by_hand
+from benchmarks.report import findings, rows, tables
 
 
 def test_quick_run_of_one_model_and_two_peers(tmp_path: Path) -> None:
@@ -51,14 +52,45 @@ def test_quick_run_of_one_model_and_two_peers(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore")  # what peers warn of is theirs
 @pytest.mark.parametrize("name", list(PEERS))
 def test_every_peer_is_right_on_a_tiny_model(name: str) -> None:
-    needs = {"Opacus hooks": "opacus", "Opacus ghost": "opacus", "BackPACK": "backpack"}
-    if name in needs:
-        pytest.importorskip(needs[name])
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name])
     case, referee, _ = drawn(MODELS["tiny"])
     for question, step in PEERS[name](case, referee.bound).items():
         cell = Cell(name, question, step)
         judged(cell, case, referee)
         assert cell.found.get("state", "right") == "right", cell.found
+
+
+@pytest.mark.parametrize("name", list(SMALL))
+def test_small_models_are_answered_right(name: str) -> None:
+    case, referee, _ = drawn(SMALL[name])
+    for question in small.QUESTIONS:
+        cell = Cell("persample", question, PEERS["persample"](case, referee.bound)[question])
+        judged(cell, case, referee)
+        assert cell.found["state"] == "right", cell.found
+
+
+def test_small_models_are_summed_up_and_a_wrong_answer_is_not_timed(monkeypatch: Any) -> None:
+    found = {name: {"norms": float(k), "clipped sum": 1.0} for k, name in enumerate("abcdefghijk")}
+    said = small.summary({**found, "wrong": {"state": "wrong"}})["norms"]
+    assert said == {"median": 5.0, "90th percentile": 9.0}
+    wrong = lambda case, bound: {"norms": lambda: Referee(case).norms * 2, "clipped sum": None}
+    monkeypatch.setitem(PEERS, "persample", wrong)
+    result = small.model("tabular_mlp", 1)
+    assert result["state"] == "wrong"
+    assert "plain_ms" not in result
+    assert "wrong" in findings.small({"models": {"m": result}, "summary": {}})
+
+
+def test_budgets_and_processes_are_reported() -> None:
+    cells = {"default": {"time": 1.25, "memory": 1.1}, "rows": {"time": 1.5, "memory": 3.0}}
+    found = {"vit": {"plain_ms": 100.0, "plain_bytes": 5 << 20, "budgets": cells}}
+    assert "| vit | 100 ms, 5 MiB | 1.25 (1.10) | 1.50 (3.00) |" in findings.budgets(found)
+    cell = {"plain_ms": 9.0, "samples per second": 80.0}
+    cell |= {"clipped sum, then reduced": 1.3, "clipped sum, overlapped": 1.2}
+    assert "| gpt | 2 | 9 ms | 80 | 1.30 | 1.20 |" in findings.processes({"gpt": {"2": cell}})
+    assert not findings.budgets({})
+    assert not findings.processes({})
 
 
 def _small(build: str) -> Case:

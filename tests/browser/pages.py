@@ -14,7 +14,7 @@ from sklearn import datasets
 from torch import Tensor, nn
 
 import persample
-from benchmarks.language import LanguageModel
+from benchmarks.models.language import LanguageModel
 from persample.command_line.demonstration import demonstration, mark
 
 WORDS = 24

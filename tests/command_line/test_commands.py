@@ -77,6 +77,12 @@ from ..inspection.inspected import blobs, losses, net
             "got a data set (TensorDataset)",
         ),
         (["inspect", "tests.inspection.inspected:samples"], 1, "", "which holds no tensors"),
+        (
+            ["inspect", "tests.inspection.inspected:pairs"],
+            1,
+            "",
+            "which looks like a single sample",
+        ),
         (["inspect", "tests.inspection.inspected:shuffled"], 1, "", "cannot be paired"),
         (["inspect", "tests.inspection.inspected:mapped"], 0, "Gradients verified", ""),
         (["verify", "tests.inspection.inspected:mapped"], 0, "passed", ""),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.results import RESULTS
+from benchmarks.measure.results import RESULTS
 
 from ..house.test_house import SOURCE, modules
 from ..picture import DUTIES, FILE, arrows, box_of, picture, rows

@@ -273,7 +273,8 @@ def walks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
         return walk
 
-    for module, name in (("fast.common_pullback", "walk_rows"), ("pullback", "walk")):
+    places = ("fast.common_pullback", "walk_rows"), ("pullback", "walk_rows"), ("pullback", "walk")
+    for module, name in places:
         source = importlib.import_module(f"persample.forms.{module}")
         monkeypatch.setattr(source, name, counted(getattr(source, name)))
     return found

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import transformers
 
-from benchmarks.results import RESULTS
+from benchmarks.measure.results import RESULTS
 from persample import PersampleError
 
 from .listed import GUARDS, OTHER, guard_of, switched_off

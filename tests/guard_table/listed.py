@@ -187,7 +187,7 @@ GUARDS = (
         "an ordinary gradient reached a parameter",
         "guards/escapes.py",
         ((Escapes, "restore", always),),
-        ("guards/escapes.py:_missed",),
+        ("guards/escapes.py:_missed_use",),
         (changing(Escapes, "restore", nothing),),
     ),
     # ------------------------------------------------------------------ elsewhere

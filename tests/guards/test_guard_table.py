@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import persample
-from benchmarks.results import RESULTS
+from benchmarks.measure.results import RESULTS
 
 from ..guard_table.__main__ import CHECKS, COLUMNS, WITHOUT, count
 from ..guard_table.listed import GUARDS, OTHER, guard_of, switched_off

@@ -128,6 +128,12 @@ def data_set() -> Any:
     return net(), losses, torch.utils.data.TensorDataset(x, y)
 
 
+def pairs() -> Any:
+    """Single samples: a tensor and a number."""
+    x, y = blobs()[0]
+    return net(), losses, [(row, int(label)) for row, label in zip(x, y, strict=True)]
+
+
 def samples() -> Any:
     """Single samples without tensors, as a data set of Hugging Face gives them."""
     return net(), losses, [[[0.5] * 6, 1] for _ in range(5)]

@@ -99,6 +99,14 @@ def by_count(model: nn.Module, batch: Any) -> Tensor:
     return losses(model, batch) / (batch[1] > 0).sum()
 
 
+def by_number(model: nn.Module, batch: Any) -> Tensor:
+    return losses(model, batch) / (batch[1] > 0).sum().item()
+
+
+def by_branch(model: nn.Module, batch: Any) -> Tensor:
+    return losses(model, batch) * (2.0 if batch[0].max() > 1 else 1.0)
+
+
 def repeated(model: nn.Module, batch: Any) -> Tensor:
     return losses(model, batch).mean().expand(len(batch[0]))
 
@@ -202,6 +210,12 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "a scalar loss": (lambda: finish(training(loss_fn=mean)), "one loss per sample"),
     "a mean for every sample": (lambda: finish(training(loss_fn=repeated)), ""),
     "a contrastive loss": (lambda: finish(training(loss_fn=contrastive)), ""),
+    "a number of a batch statistic": (
+        lambda: finish(training(loss_fn=by_number)), "taken out of torch before the losses"
+    ),
+    "a branch on a batch statistic": (
+        lambda: finish(training(loss_fn=by_branch)), "taken out of torch before the losses"
+    ),
     "a loss over a count": (lambda: finish(training(loss_fn=by_count)), "divide"),
     "a loss too few": (lambda: finish(training(loss_fn=wrong_length)), "one loss per sample"),
     "losses in a list": (lambda: finish(training(loss_fn=a_list)), "tensor of losses"),

@@ -71,9 +71,9 @@ def test_norms_read_nothing(name: str) -> None:
 
 def test_norms_ask_once_whether_anything_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    real = persample.tape.parameter_forms.doubts
+    real = persample.forms.norms.doubts
     monkeypatch.setattr(
-        "persample.tape.parameter_forms.doubts",
+        "persample.forms.norms.doubts",
         lambda pairs: (asked.append(len(pairs)), real(pairs))[1],
     )
     model = nn.Sequential(*[nn.Linear(40, 40, bias=False) for _ in range(3)])

@@ -34,7 +34,6 @@ UNFOLLOWED: dict[str, Losses] = {
     "vmap of an axis": lambda m, x: (
         torch.vmap(m, in_dims=1, out_dims=1)(x[:, None].expand(-1, 3, -1)).square().sum((1, 2))
     ),
-    "vmap behind the model": lambda m, x: torch.vmap(lambda a: a.square().sum())(m(x)),
     "functional_call in vmap": lambda m, x: torch.vmap(
         lambda a: functional_call(m, dict(m.named_parameters()), (a,)).sum()
     )(x),

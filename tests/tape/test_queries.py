@@ -305,8 +305,8 @@ def test_zeros_without_memory(lean: bool) -> None:
 
 @pytest.mark.parametrize("large", [0, 1 << 25])
 def test_rows_of_one_position(large: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Written by a matrix product where they are many, else by a broadcast product."""
-    monkeypatch.setattr("persample.forms.position_products.BROADCAST", large)
+    """Where they are many, by the faster of two kernels, else by a broadcast product."""
+    monkeypatch.setattr("persample.forms.kernels.LARGE", large)
     net = nn.Linear(5, 4).double()
     x = torch.randn(3, 5).double()
     with persample.record(net) as tape:

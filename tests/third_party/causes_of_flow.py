@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from tests.models import Fn, par
 
-from .cause import NEEDLESS, cause, loop, loop_of_all, mark, mark_all, name_it, subject
+from .cause import NEEDLESS, cause, loop, mark, mark_all, name_it, subject
 from .subject import N, Subject
 
 # ---------------------------------------------------------------------- rows of nobody
@@ -142,7 +142,7 @@ def _flat(groups: list[list[Tensor]]) -> list[Tensor]:
     return [image for group in groups for image in group]
 
 
-@cause("nested lists of images", NEEDLESS, "n=4", loop_of_all)
+@cause("nested lists of images")
 def nested_lists() -> Subject:
     sizes = (4, 5), (6,), (5, 7, 4), (4, 4)
     groups = [[torch.randn(2, size, size) for size in each] for each in sizes]
@@ -200,7 +200,7 @@ def ragged_top() -> Subject:
     return subject(model, *batch, pick=lambda rows: _joined(graphs, rows), options=_options)
 
 
-@cause("torch.vmap inside forward", NEEDLESS, "loop", loop)
+@cause("torch.vmap inside forward")
 def mapped() -> Subject:
     def f(s: Any, x: Tensor) -> Tensor:
         return torch.vmap(lambda row: torch.tanh(s.a(row)))(x)

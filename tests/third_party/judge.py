@@ -8,8 +8,10 @@ batch of copies of the sample is the judge.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 import persample
 from persample.testing import relative_error
@@ -31,8 +33,10 @@ from .runs import (
 from .subject import Row
 
 TIGHT, LOOSE = 1e-9, 2e-4
+FIXED = "exact by its fix"  # refused, and exact where the error's own fix is followed
 KINDS = (
-    "exact", "refused by right", "refused needlessly", "stated limit", "wrong", "crash", "skipped",
+    "exact", FIXED, "refused by right", "refused needlessly", "stated limit", "wrong", "crash",
+    "skipped",
 )  # fmt: skip
 
 
@@ -94,8 +98,8 @@ def prepared(row: Row, dtype: torch.dtype) -> Trial:
     return Trial(row, dtype, training, together, separable, tolerance, notes)
 
 
-def attempt(trial: Trial, unproven: str = "refuse") -> Verdict:
-    """Two recorded steps."""
+def attempt(trial: Trial, unproven: str = "refuse", *, marked: bool = False) -> Verdict:
+    """Two recorded steps; ``marked``: every tensor of real numbers in the batch is marked."""
     step, error = 0, 0.0
     try:
         subject = fresh(trial.row, trial.dtype, trial.training)
@@ -104,6 +108,8 @@ def attempt(trial: Trial, unproven: str = "refuse") -> Verdict:
             options = {"unproven": unproven, **subject.options(batch)}
             with persample.record(subject.model, **options) as tape:
                 subject.prepare(tape, batch)
+                if marked:
+                    mark(tape, batch)
                 tape.backward(losses_of(subject, batch, step))
             found = compared(tape, trial.truth[step], options["unproven"])
             error = found if not found <= error else error
@@ -121,6 +127,20 @@ def attempt(trial: Trial, unproven: str = "refuse") -> Verdict:
     if not trial.separable:
         return Verdict("wrong", "samples interact and nothing was said", step)
     return Verdict("exact", f"{error:.0e}")
+
+
+def mark(tape: persample.Tape, batch: Any) -> None:
+    """Tell that the tensors of a batch hold samples."""
+    for tensor in tree_leaves(batch):
+        if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
+            tape.mark(tensor)
+
+
+def followed(trial: Trial, refusal: dict[str, str]) -> tuple[str, Verdict]:
+    """Do what a refusal says is its fix: which one, and what happens then."""
+    if "tape.mark(x)" in refusal["fix"] and "loop" not in refusal["fix"]:
+        return "tape.mark(x)", attempt(trial, marked=True)
+    return 'unproven="loop"', attempt(trial, "loop")
 
 
 def compared(tape: persample.Tape, truth: Grads, unproven: str) -> float:
@@ -163,9 +183,13 @@ def judge(row: Row) -> Verdict:
             trial = prepared(row, dtype)
             verdict = attempt(trial)
             details = [verdict.detail, *trial.notes]
-            if verdict.kind == "refused needlessly":
-                details.append(f"loop: {attempt(trial, 'loop').kind}")
-            return Verdict(verdict.kind, "; ".join(details), verdict.step, verdict.refusal)
+            kind = verdict.kind
+            if kind == "refused needlessly" and verdict.refusal is not None:
+                fix, then = followed(trial, verdict.refusal)
+                offered = fix.partition("(")[0] in verdict.refusal["fix"]
+                details.append(f"with {fix}: {then.kind}")
+                kind = FIXED if offered and then.kind == "exact" else kind
+            return Verdict(kind, "; ".join(details), verdict.step, verdict.refusal)
         except Skip as skip:
             return Verdict("skipped", str(skip))
         except Exception as error:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 
 import persample
+from persample import private
 from persample.testing import oracle, relative_error
 
 from ..models import Fn
@@ -254,6 +255,12 @@ def both() -> Outcome:
     return Outcome(float("inf"))
 
 
+@CASES.right("torch.vmap over samples, with parameters inside")
+def mapped() -> Outcome:
+    model = nn.Sequential(nn.Linear(5, 5), Fn(lambda s, h: torch.vmap(s.m)(h), m=net())).double()
+    return alone(model)
+
+
 @CASES.right("a teacher by torch.func.functional_call, without gradients")
 def taught() -> Outcome:
     model = net()
@@ -476,6 +483,41 @@ def normalised() -> Outcome:
     expected = oracle(model, lambda m, i: loss(m, i, (ids > 3).sum()), ids)
     error = relative_error(tape.grads(), expected)
     return Outcome(error, 1e-10, "clipped_sum", refusal(lambda: tape.clipped_sum(1.0)))
+
+
+def looked_at(h: Tensor) -> Tensor:
+    """Reads sizes, checks and a log of each sample's own, as models do."""
+    if h.isnan().any() or not (h.abs() < 1e9).all():
+        raise ValueError("not finite")
+    return (
+        torch.stack([row / row.norm().item() for row in h.detach()])
+        * h[:, : int(h.detach().abs().max()) + 9]
+    )
+
+
+@CASES.right("numbers read in Python: logs after the losses, sizes, checks, each sample's own")
+def numbers_read() -> Outcome:
+    model = nn.Sequential(nn.Linear(5, 6), Fn(lambda s, h: looked_at(h)), nn.Linear(6, 3)).double()
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        losses = squares(model, x)
+        losses.mean().item()
+        return losses
+
+    return alone(model, data(), loss)
+
+
+@CASES.refused("private training with a number of the batch (.item()) before the losses")
+def number_of_the_batch() -> Outcome:
+    model, x = net(), data(8, 5)
+    plan = private.plan(noise_multiplier=1.0, delta=1e-3, size=8, sample_rate=1.0, steps=1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    training = private.Training(model, optimizer, x, plan)
+    for parts in training.batches():
+        for part in parts:
+            with training.record() as tape:
+                tape.backward(squares(model, part) / part.norm().item())
+    return Outcome(0.0)
 
 
 @CASES.right("a default device (torch.set_default_device, with torch.device(...))")

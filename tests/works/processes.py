@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import tempfile
 from pathlib import Path
@@ -17,6 +18,7 @@ import persample
 from .base import Cases, Missing, Outcome, Wrong
 from .ranks import ALONE, PAIRS, REFUSED, SCENARIOS, work
 
+importlib.import_module(f"{__package__}.ranks_with_grad")  # adds its scenarios
 CASES = Cases("Several processes")
 SECONDS = 300
 

@@ -7,6 +7,7 @@ one process with the whole batch: Σ over all samples of clipped gradients.
 from __future__ import annotations
 
 import datetime
+import importlib
 import json
 import warnings
 from collections.abc import Callable
@@ -67,6 +68,7 @@ def scenario(
 
 def work(rank: int, world: int, folder: str) -> None:
     """The body of one process."""
+    importlib.import_module(f"{__package__}.ranks_with_grad")
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     torch.set_default_device("cpu")  # gloo

@@ -37,6 +37,8 @@ class Collector:
     def __init__(self, context: Context, guards: Guards, consumer: Consumer) -> None:
         self._context, self._guards = context, guards
         self.consumer = consumer
+        spread = context.processes
+        self._sharded = spread is not None and spread.sharded
         self.behind = False  # whether gradients go back to parameters behind derived tensors
 
     def hand_to(self, consumer: Consumer) -> None:
@@ -57,8 +59,7 @@ class Collector:
 
     def expect(self, use: Use) -> None:
         """A use was recorded in forward."""
-        processes = self._context.processes
-        if processes is not None and processes.sharded:
+        if self._sharded:
             for operand in use.operands:
                 if crosses(operand.edge):
                     raise gone(use)
@@ -111,34 +112,38 @@ class Collector:
             )
 
     def _take(self, use: Use, saved: tuple[Tensor, ...], grads: tuple[Tensor | None, ...]) -> None:
-        context, by_hand = self._context, self._context.user_code.by_hand
-        scaled = tuple([None if g is None else self._unscaled(g) for g in grads])
+        context, options = self._context, self._context.options
+        user_code, backward = context.user_code, context.backward
+        if len(grads) == 1 and grads[0] is not None:
+            scaled: tuple[Tensor | None, ...] = (self._unscaled(grads[0]),)
+        else:
+            scaled = tuple([None if g is None else self._unscaled(g) for g in grads])
         self._guards.fired(use, saved, scaled)
-        if not context.options.lean and not context.backward.strict:  # those two ask at once
+        if not options.lean and not backward.strict:  # those two ask at once
             saved = tuple([context.caller.copied(t) for t in saved])
-        firing = Firing(saved, scaled)
-        if context.backward.trouble is not None or self._reaches_nobody(use, scaled):
+        if backward.trouble is not None:
+            return
+        if not use.tapped.usual and self._reaches_nobody(use, scaled):
             return
         if context.parameters.exchanged and self._exchanged(use):
             return
-        if by_hand:
-            forget_lookups(use, by_hand)
-        positions = context.options.positions
-        forms, name = forms_of(
-            use, firing, context.n or 0, context.options.rules, positions=positions
-        )
+        if user_code.by_hand:
+            forget_lookups(use, user_code.by_hand)
+        firing, positions = Firing(saved, scaled), options.positions
+        forms, name = forms_of(use, firing, context.n or 0, options.rules, positions=positions)
+        kept = firing if positions else None
         for operand, form in zip(use.operands, forms, strict=True):
-            if form is None or (operand.name is None and operand.edge is None):
+            if operand.edge is not None:
+                self.behind = True
+            elif operand.name is None:
                 continue
-            self.behind = self.behind or operand.edge is not None
             if isinstance(form, OfTable):
                 operand, form = table_behind(operand, self._selected), form.rows
-            self._hand(Contribution(use, operand, form, name, firing if positions else None))
+            if form is not None:
+                self._hand(Contribution(use, operand, form, name, kept))
 
     def _reaches_nobody(self, use: Use, grads: Sequence[Tensor | None]) -> bool:
         """Whether rows of no sample, or of one that was guessed, received a gradient."""
-        if use.tapped.usual:
-            return False
         for layout, grad in zip(use.out_layouts, grads, strict=True):
             if layout.ids is not None and grad is not None:
                 guessed = None if self._context.backward.ordered else use.guessed
@@ -164,12 +169,12 @@ class Collector:
 
     def _hand(self, contribution: Contribution) -> None:
         """Hand over a contribution; memory of sharded parameters is gone after backward."""
-        processes = self._context.processes
-        each: list[Contribution] | None = [contribution]
-        if processes is not None and processes.sharded:
-            each = written_out(contribution, self._selected)
-            if each is None:
-                self._context.backward.refuse(gone(contribution.use))
+        if not self._sharded:
+            self.consumer.take(contribution, self._parts)
+            return
+        each = written_out(contribution, self._selected)
+        if each is None:
+            self._context.backward.refuse(gone(contribution.use))
         for one in each or []:
             self.consumer.take(one, self._parts)
 

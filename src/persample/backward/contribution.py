@@ -39,14 +39,20 @@ class Contribution:
 
     def keep(self) -> None:
         """Make it fit to be kept: as small as can be, and known if somebody overwrites it."""
-        form = self.form = small(self.form)
+        form = self.form
+        if form.__class__ is not Dense:
+            form = self.form = small(form)
         if form.__class__ is not Dense or self.firing is not None:
-            self.watched = [*form.tensors(), *held(self.firing)]
+            self.watched = form.tensors()
+            if self.firing is not None:
+                self.watched = [*self.watched, *held(self.firing)]
             self.versions = versions(self.watched)
 
     def relies(self, by_hand: Collection[Any]) -> bool:
         """Whether an answer is computed from values of parameters when it is asked for."""
         operand = self.operand
+        if not self.form.n:  # zeros, whatever they are
+            return False
         if self.firing is not None:
             return True
         if self.form.__class__ in _LATE and _replays(self.form):
@@ -217,7 +223,7 @@ def held(firing: Firing | None) -> list[Tensor]:
 
 def small(form: Form) -> Form:
     """Keep rows instead of factors where they are smaller."""
-    if isinstance(form, (Dense, Replay)) or form.n * form.row_bytes() > form.nbytes():
+    if form.n * form.row_bytes() > form.nbytes() or isinstance(form, (Dense, Replay)):
         return form
     return Dense(form.wide_dense())
 

@@ -80,6 +80,7 @@ class Passes:
             self._remember()
             backward.scalar = backward.scalar or scalar
             backward.coupled = backward.coupled or coupled
+            backward.extracted = backward.extracted or self._guards.numbers.before(losses)
             if not looped:
                 trouble = self._one_by_one.disagreement(losses, reference)
                 if trouble is None:
@@ -133,6 +134,7 @@ class Passes:
         batches = 0 if known is None else known.batches
         self._context.batches.expect_joined(first=not backward.count, batches=batches)
         sums = self._one_by_one.run(losses, retain_graph=retain_graph)
+        backward.extracted = backward.extracted or self._guards.numbers.before(losses)
         backward.count += 1
         if self._context.options.grad:
             self._ordinary.write(sums)

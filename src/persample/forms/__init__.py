@@ -9,7 +9,7 @@ from .fast.picked_rows import Picked
 from .fast.product_cache import share_products
 from .fast.row_cache import kept_rows
 from .fast.single_samples import SingleSamples
-from .fast.stacked import Stacked, stack_forms
+from .fast.stacked import Stacked, StackedRows, stack_forms
 from .form import Form, inner, lift, real, wide
 from .geometry import Geometry
 from .merging import total
@@ -74,4 +74,4 @@ __all__ = [
     "wide",
     "within",
 ]
-Apart, Together = SingleSamples, Stacked  # former names
+Apart, Together = SingleSamples, StackedRows  # former names

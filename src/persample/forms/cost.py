@@ -19,7 +19,6 @@ _BYTE = 2  # multiplications that take as long as moving a byte of an intermedia
 JOINED = 1 << 14  # elements whose copy takes less time than the calls that it saves
 PICKED = 1 << 17  # elements whose sum takes longer than picking some of them
 MATCHED = 16  # elements of a table that are multiplied while one of a row is picked and multiplied
-BROADCAST = 1 << 25  # elements up to which a broadcast product writes faster than a matrix product
 
 
 def scratch() -> int:

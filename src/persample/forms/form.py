@@ -145,6 +145,10 @@ class Form:
         """Multiplications that writing all rows out would take."""
         return self.n * self.size
 
+    def rows_by(self) -> str:
+        """How rows are written out, where there is a choice."""
+        return ""
+
     def owns(self, rows: Tensor) -> bool:
         """Whether dense rows are, or lie in, memory that the form is made of."""
         return shares_memory(rows, self.tensors())

@@ -1,8 +1,8 @@
-"""Forms of one tensor that are linear maps of a form of another."""
+"""Forms made of other forms: linear maps of one, and what several of them add up to."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
 import torch
 from torch import Tensor
@@ -52,3 +52,32 @@ class Mapped(Form):
     def narrowed(self, first: int, last: int) -> Mapped:
         """Some samples of the inner form."""
         return self.of(self.form.narrowed(first, last))
+
+
+class Composite(Form):
+    """n gradients that are computed from those of several forms."""
+
+    __slots__ = ("forms",)
+
+    def __init__(
+        self, forms: Sequence[Form], n: int, shape: torch.Size, dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:  # fmt: skip
+        super().__init__(n, shape, dtype, device)
+        self.forms = list(forms)
+
+    def tensors(self) -> list[Tensor]:
+        """What the forms are made of."""
+        return [t for form in self.forms for t in form.tensors()]
+
+    def owns(self, rows: Tensor) -> bool:
+        """Rows may be one form's own."""
+        return any(form.owns(rows) for form in self.forms)
+
+    def nbytes(self) -> int:
+        """Bytes of all forms."""
+        return sum(form.nbytes() for form in self.forms)
+
+    def work(self) -> int:
+        """That of all forms."""
+        return sum(form.work() for form in self.forms)

@@ -9,13 +9,14 @@ from .form import Form
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A form in numbers; ``norms`` is how its parameter's norms are computed."""
+    """A form in numbers; ``norms`` and ``rows`` are how they are computed."""
 
     form: str
     norms: str
     work: int
     kept_bytes: int
     dense_bytes: int
+    rows: str = ""
 
 
 def measure_form(form: Form, whole: Form, *, kept: bool = True) -> Measure:
@@ -26,4 +27,5 @@ def measure_form(form: Form, whole: Form, *, kept: bool = True) -> Measure:
         work=form.work(),
         kept_bytes=form.nbytes() if kept else 0,
         dense_bytes=form.n * form.size * form.dtype.itemsize,
+        rows=form.rows_by(),
     )

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .cost import Plan, cheapest, scratch, spans
 from .form import Form, real, row_sq_norms, wide
+from .kernels import MATRIX, outer_kernel
 from .position_products import (
     apply_weights,
     energies,
@@ -113,6 +114,13 @@ class Outer(Form):
             left, right = left[first:last], right[first:last]
         rows = matrices(left, right)
         return rows if rows.shape[1:] == self.shape else rows.reshape(rows.shape[0], *self.shape)
+
+    def rows_by(self) -> str:
+        """The kernel of one position, tried on this processor where it is large."""
+        if self.t != 1:
+            return MATRIX
+        left, right = (f.unsqueeze(1) if f.dim() == 2 else f for f in self.given)
+        return outer_kernel(left.mT, right)
 
     def owns(self, rows: Tensor) -> bool:
         """Products are new memory, or zeros without memory."""

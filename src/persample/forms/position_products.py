@@ -7,9 +7,10 @@ import math
 import torch
 from torch import Tensor
 
-from .cost import BROADCAST, scratch, spans
+from .cost import scratch, spans
 from .fast.product_cache import products, rows_by_rows
 from .form import real, row_sq_norms, wide
+from .kernels import outer_products
 from .rounding import (
     fine_dtype,
     hidden_from_traces,
@@ -32,8 +33,8 @@ def matrices(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
     """Σₜ lₜ ⊗ rₜ, one matrix for every sample and block."""
     if left.dim() == 2:
         left, right = left.unsqueeze(1), right.unsqueeze(1)
-    if left.shape[-2] == 1 and left.numel() * right.shape[-1] <= BROADCAST:
-        return torch.mul(left.mT, right, out=out)
+    if left.shape[-2] == 1:
+        return outer_products(left.mT, right, out)
     return (torch.bmm if left.dim() == 3 else torch.matmul)(left.mT, right, out=out)
 
 

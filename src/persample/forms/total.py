@@ -11,6 +11,7 @@ from .cost import Plan, all_of
 from .fast.disjoint_parts import Pieces
 from .fast.elementwise import Scaled
 from .form import Form, add_all, wide
+from .mapped import Composite
 from .masked import Masked
 from .outer import Outer
 from .pullback import Pullback
@@ -22,36 +23,19 @@ from .table_rows import Rows
 from .user_maps import Joint
 
 
-class Total(Form):
+class Total(Composite):
     """gᵢ = Σᵤ gᵢ⁽ᵘ⁾ over the uses u of a parameter.
 
     ‖Σᵤ gᵤ‖² has cross terms: norms of uses are never added as they are. Uses that touch disjoint
     pieces of the parameter are :class:`Pieces`.
     """
 
-    __slots__ = ("forms",)
+    __slots__ = ()
 
     def __init__(self, forms: list[Form]) -> None:
         first = forms[0]
         dtype = max((f.dtype for f in forms), key=lambda d: d.itemsize)
-        super().__init__(first.n, first.shape, dtype, first.device)
-        self.forms = forms
-
-    def tensors(self) -> list[Tensor]:
-        """What the parts are made of."""
-        return [t for f in self.forms for t in f.tensors()]
-
-    def owns(self, rows: Tensor) -> bool:
-        """If any part does."""
-        return any(f.owns(rows) for f in self.forms)
-
-    def nbytes(self) -> int:
-        """Bytes of all parts."""
-        return sum(f.nbytes() for f in self.forms)
-
-    def work(self) -> int:
-        """That of all parts."""
-        return sum(f.work() for f in self.forms)
+        super().__init__(forms, first.n, first.shape, dtype, first.device)
 
     def plan(self) -> Plan:
         """The parts' own, and a cross term, where no rows are needed."""

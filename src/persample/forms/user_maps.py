@@ -14,30 +14,23 @@ import torch
 from torch import Tensor
 
 from .form import Form
+from .mapped import Composite
 from .masked import Masked
 from .walk import walk_rows
 
 
-class Joint(Form):
+class Joint(Composite):
     """gᵢ = P(h¹ᵢ, h²ᵢ, …): one form for every use of what was computed from the parameter."""
 
-    __slots__ = ("edges", "forms", "parameter")
+    __slots__ = ("edges", "parameter")
 
     def __init__(self, forms: Sequence[Form], edges: Sequence[Any], parameter: Tensor) -> None:
-        super().__init__(forms[0].n, parameter.shape, parameter.dtype, parameter.device)
-        self.forms, self.edges, self.parameter = list(forms), list(edges), parameter
+        super().__init__(forms, forms[0].n, parameter.shape, parameter.dtype, parameter.device)
+        self.edges, self.parameter = list(edges), parameter
 
-    def tensors(self) -> list[Tensor]:
-        """What the uses' forms are made of."""
-        return [t for form in self.forms for t in form.tensors()]
-
-    def owns(self, rows: Tensor) -> bool:
-        """Rows may be a use's own."""
-        return any(form.owns(rows) for form in self.forms)
-
-    def nbytes(self) -> int:
-        """Bytes of all uses."""
-        return sum(form.nbytes() for form in self.forms)
+    def work(self) -> int:
+        """That of rows of the parameter."""
+        return self.n * self.size
 
     def row_bytes(self) -> int:
         """A row of every use and one of the parameter."""

@@ -34,10 +34,10 @@ class Escapes:
             return None
         names = {id(t): name for name, t in self._context.parameters.model.named_parameters()}
         found = [names.get(id(leaf), "?") for leaf in escaped]
-        return _missed(found, reentrant=self._context.user_code.reentrant)
+        return _missed_use(found, reentrant=self._context.user_code.reentrant)
 
 
-def _missed(names: Sequence[str], *, reentrant: bool) -> MissedUseError:
+def _missed_use(names: Sequence[str], *, reentrant: bool) -> MissedUseError:
     return MissedUseError(
         "a parameter was used where the recorder could not see it: " + ", ".join(names[:4]),
         why="autograd computed an ordinary gradient for it (a scripted module, a custom "

@@ -1,28 +1,51 @@
-"""Numbers that code takes out of tensors in backward.
+"""Numbers that code takes out of tensors: ``.item()``, ``float()``, lists, arrays, branches.
 
-A gradient that a hook or a custom function scales by such a number has been scaled by something of
-the whole batch, and nothing shows it: a norm for clipping, the result of ``if grad.isnan().any()``,
-an array of numpy's. Code that only looks (logging) changes no gradient and is left alone.
+What is computed with such a number depends on the samples that it was taken from, and nothing shows
+it. In backward, a gradient that a hook or a custom function changes after one was taken (a norm for
+clipping, the result of ``if grad.isnan().any()``) is refused. In forward, every one that depends on
+several samples is noted; a real number that was taken before the losses were computed may be in
+them. Code that only looks (logging) changes nothing and is left alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..errors import Place, describe, here
-from ..layouts.layout import Additive, Layout, Mixed
+from ..errors import Place, Reason, describe, here
+from ..layouts.layout import Additive, Earlier, Layout, Mixed, State
 from ..run_state import equal
 from ..uses.context import Context
-from ..uses.tensor_states import TensorStates, version
+from ..uses.tensor_states import Derived, TensorStates, transformed, version
 
 # Calls that hand out memory: what is written there leaves no trace.
 _MEMORY = frozenset(
     "numpy __array__ __dlpack__ data_ptr const_data_ptr storage untyped_storage".split()
 )
+# In forward: calls that hand out values, and those whose values are sizes or comparisons of all
+# elements. What is printed is not computed with; the size of a result tells how rows were chosen.
+_VALUES = frozenset(
+    """item tolist numpy __array__ __dlpack__ __float__ __complex__ __bool__ __nonzero__ is_nonzero
+    __deepcopy__ __reduce_ex__""".split()
+)
+_SIZES = frozenset("__int__ __long__ __index__ __contains__ allclose equal".split())
+_WHY = "a number of several samples left torch; what is computed with it depends on all of them"
+_FIX = "compute with it in torch, or take it after the losses"
+
+
+class Taken(NamedTuple):
+    """A number that left torch in forward; ``at``: nodes of the graph made later have no less.
+
+    ``real``: a real value, a comparison of one, or a count: not a size, and not what integers and
+    masks say, by which rows are routed.
+    """
+
+    reason: Reason
+    at: int
+    real: bool
 
 
 class Received:
@@ -55,10 +78,11 @@ class Received:
 
 
 class ExtractedNumbers:
-    """Where the running backward pass let numbers of samples leave torch."""
+    """Where the forward, or the running backward pass, let numbers of samples leave torch."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._taken: dict[tuple[str, Place | None, bool], Taken] = {}  # in forward, by line
         self.begin()
 
     def begin(self) -> None:
@@ -69,6 +93,11 @@ class ExtractedNumbers:
 
     def note(self, name: str, args: Sequence[Any]) -> None:
         """A call hands out numbers."""
+        if not self._context.backward.busy:
+            if name in _VALUES or name in _SIZES:
+                with torch._C.DisableTorchFunction():
+                    self._note_in_forward(name, args)
+            return
         if name in _MEMORY:
             with torch._C.DisableTorchFunction():
                 for received in self.running:
@@ -83,6 +112,41 @@ class ExtractedNumbers:
             ):
                 self.hide(name)
                 return
+
+    # ------------------------------------------------------------------ forward
+
+    def _note_in_forward(self, name: str, args: Sequence[Any]) -> None:
+        for value in args:
+            if not isinstance(value, Tensor) or transformed(value):
+                continue
+            state = self._context.look(value)
+            if not _of_several(state, self._context.n or 0):
+                continue
+            real = _is_real(name, value, state)
+            at, place = torch._C._autograd._get_sequence_nr(), here()
+            reason = Reason(name.strip("_"), _WHY, (tuple(value.shape),), place, _FIX)
+            self._taken.setdefault((name, place, real), Taken(reason, at, real))
+            return
+
+    def before(self, losses: Tensor) -> Reason | None:
+        """A real number that was taken before the losses were computed, if there is one."""
+        if not self._taken:
+            return None
+        with torch._C.DisableTorchFunction():
+            node = losses.grad_fn
+        if node is None:
+            return None
+        last = node._sequence_nr()  # the newest node of their graph
+        return next((t.reason for t in self._taken.values() if t.real and t.at <= last), None)
+
+    def listed(self) -> list[str]:
+        """All that were taken in forward: where, and what they can be."""
+        return [
+            f"{t.reason.where()} ({'a value' if t.real else 'a size or a choice of rows'})"
+            for t in self._taken.values()
+        ]
+
+    # ------------------------------------------------------------------ backward
 
     def hand_out(self, tensor: Tensor) -> None:
         """``.data`` of a tensor with samples."""
@@ -104,3 +168,21 @@ class ExtractedNumbers:
             f"numbers were taken out of tensors of all samples in backward ({self._name}, "
             f"{describe(self._place)}), and gradients were changed there or later"
         )
+
+
+def _is_real(name: str, value: Tensor, state: State | Derived | None) -> bool:
+    """Whether a number is a value to compute with; else a size, or a choice of rows."""
+    if isinstance(state, Additive) and value.numel() == 1:  # a count is a divisor, as a rule
+        return name in _VALUES or name == "__int__"
+    real = value.is_floating_point() or value.is_complex()
+    return name in _VALUES and (real or (isinstance(state, Mixed) and state.reason.real))
+
+
+def _of_several(state: State | Derived | None, n: int) -> bool:
+    """Whether a tensor depends on several samples of this recording."""
+    if n < 2 or isinstance(state, Earlier):
+        return False
+    if isinstance(state, Layout) and state.ids is not None:
+        owners = state.ids[state.ids >= 0]
+        return bool((owners != owners[:1]).any())
+    return isinstance(state, (Layout, Additive, Mixed))

@@ -9,7 +9,9 @@ from ..uses.use import Use
 def parameter_changed(which: str) -> StaleError:
     """A parameter is not what it was."""
     return StaleError(
-        f"{which} was modified after it was recorded", fix="ask the tape before optimizer.step()"
+        f"{which} was modified after it was recorded",
+        why="this answer is computed from its values when it is asked for",
+        fix="ask the tape before optimizer.step(), load_state_dict(...) or another write",
     )
 
 

@@ -20,7 +20,9 @@ OPTIONS = ("n", "sample_ids")  # of record, that may be read off every batch
 
 def tensors(batch: Any) -> list[Tensor]:
     """All tensors of a batch but those of packed sequences."""
-    return [leaf for leaf in leaves(batch, whole=_packed, objects=True) if isinstance(leaf, Tensor)]
+    return [
+        leaf for leaf in leaves(batch, whole=_is_packed, objects=True) if isinstance(leaf, Tensor)
+    ]
 
 
 def one_batch(data: Any) -> bool:
@@ -35,7 +37,7 @@ def one_batch(data: Any) -> bool:
 
 def batch_size(batch: Any, dim: int = 0) -> int:
     """The number of graphs or sequences, or axis ``dim`` of the first tensor in the batch."""
-    for leaf in leaves(batch, whole=lambda v: _packed(v) or holds_graphs(v), objects=True):
+    for leaf in leaves(batch, whole=lambda v: _is_packed(v) or holds_graphs(v), objects=True):
         if not isinstance(leaf, Tensor):
             return _count(leaf)
         if leaf.dim() > dim:
@@ -59,7 +61,7 @@ def take(batch: Any, index: Tensor, n: int, dim: int = 0) -> Any:
             return part.index_select(dim, index.to(part.device)) if held else part
         if _count(part) != n:
             return part
-        if _packed(part):
+        if _is_packed(part):
             rows = unpack_sequence(part)
             return pack_sequence([rows[i] for i in places], enforce_sorted=False)
         if holds_graphs(part):
@@ -69,7 +71,7 @@ def take(batch: Any, index: Tensor, n: int, dim: int = 0) -> Any:
         return type(part)(part[i] for i in places)
 
     def whole(part: Any) -> bool:
-        return _packed(part) or _texts(part) or holds_graphs(part)
+        return _is_packed(part) or _is_texts(part) or holds_graphs(part)
 
     return mapped(batch, chosen, whole=whole, objects=True)
 
@@ -80,9 +82,9 @@ def moved(batch: Any, device: torch.device | str | None) -> Any:
         return batch
 
     def whole(part: Any) -> bool:  # packed sequences, and objects that cannot be opened
-        if _packed(part):
+        if _is_packed(part):
             return True
-        return callable(getattr(part, "to", None)) and _sealed(part)
+        return callable(getattr(part, "to", None)) and _is_sealed(part)
 
     def there(part: Any) -> Any:  # some move themselves, and not a copy
         return (copy.copy(part) if whole(part) else part).to(device)
@@ -143,16 +145,16 @@ def described(batch: Any) -> str:
 
 def _count(part: Any) -> int:
     """The samples of what is no tensor: a packed sequence, a batch of graphs, a list of texts."""
-    if _packed(part):
+    if _is_packed(part):
         return int(part.batch_sizes[0]) if len(part.batch_sizes) else 0
     return int(part.num_graphs) if holds_graphs(part) else len(part)
 
 
-def _packed(part: Any) -> bool:
+def _is_packed(part: Any) -> bool:
     return isinstance(part, PackedSequence)
 
 
-def _texts(part: Any) -> bool:
+def _is_texts(part: Any) -> bool:
     if type(part) not in (list, tuple) or not part:
         return False
     return all(isinstance(text, str) for text in part)
@@ -164,6 +166,6 @@ def holds_graphs(part: Any) -> bool:
     return hasattr(kind, "to_data_list") and hasattr(kind, "from_data_list")
 
 
-def _sealed(part: Any) -> bool:
+def _is_sealed(part: Any) -> bool:
     closed = entries(part) is None and attributes(part, callables=True) is None
     return closed and not isinstance(part, (Tensor, nn.Module, type))

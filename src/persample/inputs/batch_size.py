@@ -23,13 +23,20 @@ class Guess:
         self.lengths: set[int] = set()  # of lists whose tensors may be one sample each
         self.id_input = ""  # an input of sample ids that was read as samples
         self._other: int | None = None  # the first size that is not one, beside one
+        self._nested = 0  # tensors in the lists of a list, if each list was taken as a sample
         self._second: set[int] = set()  # sizes of the next axis, if the first has one index
         self._calls: dict[int, int] = {}  # how often a module was given samples
 
-    def infer(self, values: Sequence[Any], lists: Sequence[list[Tensor]] = ()) -> int | None:
+    def infer(
+        self,
+        values: Sequence[Any],
+        lists: Sequence[list[Tensor]] = (),
+        nested: Sequence[list[list[Tensor]]] = (),
+    ) -> int | None:
         """The size of the samples' axis of the first input, or the length of the first list.
 
-        A list counts if its tensors have different numbers of rows alike: one sample each. One row
+        A list counts if its tensors have different numbers of rows alike: one sample each; or if it
+        holds lists of different lengths: one sample each. One row
         may be a batch of one, or something that all samples share: then most inputs decide, and the
         losses must agree.
         """
@@ -37,6 +44,10 @@ class Guess:
         for tensors in lists:
             if tensors[0] is values[0] and self.dim == 0 and differ_in_rows(tensors):
                 return len(tensors)
+        for groups in nested:
+            if groups[0][0] is values[0] and len({len(group) for group in groups}) > 1:
+                self._nested = sum(len(group) for group in groups)
+                return len(groups)
         sizes = []
         for value in values:
             if isinstance(value, PackedSequence):
@@ -96,6 +107,14 @@ class Guess:
         if not self.made or not n:
             return
         count = losses.shape[0] if losses.dim() else 0
+        if self._nested and count != n:
+            raise _unclear(
+                (n, self._nested),
+                f"an input is a list of {n} lists that hold {self._nested} tensors, and losses of "
+                f"shape {tuple(losses.shape)} do not decide",
+                f"record(..., n={n}) if each list is a sample, record(..., n={self._nested}) if "
+                "each tensor is",
+            )
         calls = max(self._calls.values(), default=0)
         if calls > 1 and count > n and calls * n % count == 0:
             raise _unclear(

@@ -96,6 +96,38 @@ def lists_alike(found: list[tuple[str, Any]]) -> list[list[Tensor]]:
     ]
 
 
+def nested_lists(found: list[tuple[str, Any]]) -> list[list[list[Tensor]]]:
+    """Lists of lists of tensors that differ in their sizes at most: images of several sizes."""
+    lists: dict[str, dict[int, list[Tensor]]] = {}
+    for path, value in found:
+        *before, outer, inner = ["", *path.split(".")][-3:]
+        if outer.isdigit() and inner.isdigit() and isinstance(value, Tensor):
+            prefix = path.rpartition(".")[0].rpartition(".")[0]
+            lists.setdefault(prefix or before[0], {}).setdefault(int(outer), []).append(value)
+    return [
+        list(groups.values())
+        for groups in lists.values()
+        if len({(t.dtype, t.dim()) for group in groups.values() for t in group}) == 1
+        and next(iter(groups.values()))[0].dim() > 1
+    ]
+
+
+def in_nested_lists(nested: list[list[list[Tensor]]], n: int | None) -> dict[int, Tensor]:
+    """The sample of each tensor, by its id: a list each, or a tensor each, if there are n of them.
+
+    Lists of n tensors each are several lists of samples.
+    """
+    found = {}
+    for groups in nested:
+        if all(len(group) == n for group in groups):
+            continue
+        whole = groups if len(groups) == n else [[t] for group in groups for t in group]
+        for k, group in enumerate(whole if len(whole) == n else []):
+            for tensor in group:
+                found[id(tensor)] = torch.full((1,) * tensor.dim(), k, device=tensor.device)
+    return found
+
+
 def differ_in_rows(tensors: list[Tensor]) -> bool:
     """Whether only the numbers of rows differ: nothing but samples is like that."""
     rows, rest = {t.shape[:1] for t in tensors}, {t.shape[1:] for t in tensors}

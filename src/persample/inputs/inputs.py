@@ -19,7 +19,9 @@ from ..uses.tensor_states import Mark, transformed
 from .batch_size import Guess
 from .input_trees import (
     argument_names,
+    in_nested_lists,
     lists_alike,
+    nested_lists,
     one_each,
     open_object,
     packed_ids,
@@ -179,15 +181,17 @@ class Inputs:
         fresh = [(path, value) for path, value in found if self._fresh(value)]
         undeclared = [(path, value) for path, value in fresh if not self._is_declared(path, value)]
         lists = lists_alike(undeclared) if len(undeclared) > 1 else []
+        nested = nested_lists(undeclared) if len(undeclared) > 1 else []
         values = [value for _, value in undeclared]
         self.guess.expect_same(values, self._context.n)
         if self._context.n is None:
-            self._context.n = self.guess.infer(values, lists)
+            self._context.n = self.guess.infer(values, lists, nested)
         others = [value for _, value in found if not self._fresh(value)]
         each: dict[int, Tensor] = {}
-        if self.sample_ids is None and lists:
+        if self.sample_ids is None and (lists or nested):
             held = any(isinstance(self._state(value), Layout) for _, value in found)
             each = one_each(lists, values, self._context.n, self.dim, batched=held)
+            each |= in_nested_lists(nested, self._context.n)
         self.guess.lengths.update(len(tensors) for tensors in lists)
         if fresh and torch.is_grad_enabled():
             self.guess.note_call(module)

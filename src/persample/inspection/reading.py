@@ -11,6 +11,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from ..errors import UsageError
 from ..inputs.batch_samples import Pick, described, one_batch, picked, tensors
+from ..inputs.containers import entries
 
 LABELS = ("labels", "label", "y", "target", "targets")
 
@@ -46,15 +47,21 @@ def expect_no_data_set(data: Any) -> None:
 
 
 def single(batch: Any, error: Exception) -> UsageError | None:
-    """What to say if the step failed on something without tensors: most likely a single sample."""
-    if tensors(batch):
+    """What to say if the step failed on what is most likely a single sample.
+
+    That is one without tensors, or one with a plain number where a batch has a tensor of them.
+    """
+    empty = not tensors(batch)
+    parts = [part for _, part in entries(batch) or ()]
+    if not empty and not any(isinstance(part, (int, float)) for part in parts):
         return None
     message = (str(error).strip().splitlines() or [""])[0]
+    holds = "holds no tensors" if empty else "looks like a single sample"
+    tensorless = ", collate_fn=...) with a collate_fn that makes tensors"
     return UsageError(
-        f"the training step failed on {described(batch)}, which holds no tensors",
+        f"the training step failed on {described(batch)}, which {holds}",
         why=f"{type(error).__name__}: {message}; a data set gives single samples, not batches",
-        fix="pass DataLoader(dataset, batch_size=64, collate_fn=...) with a collate_fn that makes "
-        "tensors",
+        fix=f"pass DataLoader(dataset, batch_size=64{tensorless if empty else ')'}",
     )
 
 

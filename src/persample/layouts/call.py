@@ -118,9 +118,10 @@ def carry(
     """Colours through an operator that loops over all axes but each operand's core axes.
 
     The loop axes of operands and result are aligned from the right, as in broadcasting.
-    A coloured core axis, or a coloured argument that is no operand, is mixing.
+    A coloured core axis, or a coloured argument that is no operand, is mixing. Core axes may be
+    counted from the end.
     """
-    core_out = set(core)
+    core_out = {d % max(out.dim(), 1) if d < 0 else d for d in core}
     loops = [d for d in range(out.dim()) if d not in core_out]
     result: Layout | None = None
     seen = 0
@@ -129,7 +130,8 @@ def carry(
         if layout is None:
             continue
         seen += 1
-        result = _carried(layout, tensor, set(core_in), loops, out, result, call.n)
+        mine = {d % max(tensor.dim(), 1) if d < 0 else d for d in core_in}
+        result = _carry_one(layout, tensor, mine, loops, out, result, call.n)
     if seen < len(call.layouts):
         known = {id(t) for t, _ in operands}
         if any(key not in known for key in call.layouts):
@@ -154,7 +156,7 @@ def carry_each(
     ]
 
 
-def _carried(
+def _carry_one(
     layout: Layout,
     tensor: Tensor,
     core: set[int],

@@ -83,8 +83,10 @@ def _of_one(out: Any, sample: int) -> Result | list[Result]:
 
 def reason(operator: Operator, call: Call, mixing: Mixing) -> Reason:
     """Where and why the samples were lost."""
-    shapes = tuple(tuple(t.shape) for t in call.tensors())
-    return Reason(operator.name, mixing.why, shapes, here(), mixing.fix)
+    tensors = call.tensors()
+    shapes = tuple(tuple(t.shape) for t in tensors)
+    real = any(t.is_floating_point() or t.is_complex() for t in tensors)
+    return Reason(operator.name, mixing.why, shapes, here(), mixing.fix, real)
 
 
 def _apply(operator: Operator, call: Call) -> Result | list[Result]:
@@ -138,16 +140,16 @@ def _special(operator: Operator, call: Call, coloured: Coloured) -> Result | lis
         if chosen and not live and not operator.constant:  # constants, by the whole batch
             return Mixed(_first_reason(chosen, operator, call))
         if chosen and operator.name in CHOOSES:
-            return _coupled(operator, call, live, _first_reason(chosen, operator, call))
+            return _propagate_coupled(operator, call, live, _first_reason(chosen, operator, call))
         return _apply(operator, call)
     if operator.name in _SCALES:
-        return _scaled(operator, call, live)
+        return _scale_by_batch(operator, call, live)
     if not operator.linear or any(isinstance(state, Mixed) for _, state in live):
         return Mixed(_first_reason(live, operator, call))
     if all(isinstance(state, Additive) for _, state in live):
         return _sum_of(live)
     if all(isinstance(state, Layout) for _, state in live):
-        return _coupled(operator, call, live, None)
+        return _propagate_coupled(operator, call, live, None)
     if _adds_numbers(operator, call):
         return _sum_of(live)
     return Mixed(_first_reason(live, operator, call))
@@ -185,7 +187,7 @@ def _first_reason(live: Coloured, operator: Operator, call: Call) -> Reason:
     return reason(operator, call, Mixing(why))
 
 
-def _scaled(operator: Operator, call: Call, live: Coloured) -> Result | list[Result]:
+def _scale_by_batch(operator: Operator, call: Call, live: Coloured) -> Result | list[Result]:
     """A product or quotient: per-sample values may be scaled by a number of the whole batch."""
     mixed = Mixed(_first_reason(live, operator, call))
     grads = [pair for pair in live if pair[0].requires_grad]
@@ -203,14 +205,14 @@ def _scaled(operator: Operator, call: Call, live: Coloured) -> Result | list[Res
             return mixed
         return Additive(mixed.reason if scalars else main[1].coupled)
     layered = [pair for pair in live if isinstance(pair[1], Layout)]
-    return _coupled(operator, call, layered, mixed.reason if scalars else None)
+    return _propagate_coupled(operator, call, layered, mixed.reason if scalars else None)
 
 
 def _denominator(call: Call) -> int | None:
     return id(call.arg(1, "other")) if call.name in ("div", "divide", "true_divide") else None
 
 
-def _coupled(
+def _propagate_coupled(
     operator: Operator, call: Call, live: Coloured, why: Reason | None
 ) -> Result | list[Result]:
     """The rule on plain layouts, and the memory that values depend on the whole batch."""

@@ -66,10 +66,10 @@ def _product(call: Call) -> Layout | None:
         return None
     if len(layout.axes) != 1 or not bool(second.isfinite().all()):
         return None
-    return _read(call, first, second, layout, operands)
+    return _read_zeros(call, first, second, layout, operands)
 
 
-def _read(
+def _read_zeros(
     call: Call, constant: Tensor, data: Tensor, layout: Layout, operands: list[tuple[Any, Places]]
 ) -> Layout | None:
     """Run the product on where the constant is not zero, and on who is where on the data's axis."""

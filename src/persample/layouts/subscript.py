@@ -62,7 +62,7 @@ def axis_steps(entries: list[Any]) -> list[tuple[Any, int, int]]:
     return steps
 
 
-def shrunk(ids: Tensor, shape: torch.Size, entries: list[Any]) -> Tensor:
+def shrink_colours(ids: Tensor, shape: torch.Size, entries: list[Any]) -> Tensor:
     """Colours with axes of one wherever the index takes all of a colourless axis."""
     sizes = list(shape)
     for entry, axis, count in axis_steps(entries):

@@ -31,7 +31,7 @@ def assign_owners(
     if bool(unowned.all()):
         found = None if more_to_come else _owners_of_unowned(ids, n, patterns, shape)
     else:
-        found = _declared(ids, patterns)
+        found = _owners_by_user_ids(ids, patterns)
     if found is None and not more_to_come and not bool(unowned.all()):
         hinted = torch.where(ids < -1, -2 - ids, ids)
         found = _the_only(hinted) if bool((hinted < 0).any()) else hinted
@@ -56,7 +56,7 @@ def _owners_of_unowned(
     return None
 
 
-def _declared(ids: Tensor, patterns: Sequence[Tensor]) -> Tensor | None:
+def _owners_by_user_ids(ids: Tensor, patterns: Sequence[Tensor]) -> Tensor | None:
     """The user's own ids, where rows have these ids or are unowned."""
     if sum(size > 1 for size in ids.shape) == 1:
         rows = ids.flatten()

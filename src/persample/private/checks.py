@@ -195,6 +195,17 @@ def expect_losses(losses: Any, rows: int) -> None:
         )
 
 
+def number_taken(where: str) -> UsageError:
+    """The forward took a number out of a batch statistic, and computed losses after it."""
+    return UsageError(
+        "a number of several samples was taken out of torch before the losses",
+        where=where.partition(": ")[2].partition("; if they")[0],
+        why="losses that depend on it let one sample change the gradients of others: no clipping "
+        "bounds its influence",
+        fix="compute with it in torch, or take it (for a log) after the losses are computed",
+    )
+
+
 class Written:
     """Buffers and parameters as they were before a forward: data must not be written to them."""
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..api import record
-from ..errors import NonFiniteWarning, UsageError
+from ..errors import ExtractedNumberWarning, NonFiniteWarning, UsageError
 from ..tape.tape import Tape
 from ..validation import expect_loss_fn, whole
 from . import checks, keys, short_form, state, statement
@@ -214,8 +214,6 @@ class Training:
             for tensor, axis in batch.tensors(options):
                 tape.mark(tensor, dim=axis, ids=part.ids)
             yield tape
-        # A place for one more refusal: numbers that the forward took out of a batch statistic
-        # (`.item()`) and used before the loss. Once the engine detects them, the tape knows here.
         kept.expect_none()
         if tape.n != part.n:
             raise UsageError(
@@ -233,7 +231,11 @@ class Training:
         with warnings.catch_warnings():
             if not self.unsafe:  # whether a sample is finite is not for everybody to know
                 warnings.simplefilter("ignore", NonFiniteWarning)
-            return tape.clipped_sum(self.plan.max_norm, rule=rule)
+            warnings.simplefilter("error", ExtractedNumberWarning)
+            try:
+                return tape.clipped_sum(self.plan.max_norm, rule=rule)
+            except ExtractedNumberWarning as taken:
+                raise checks.number_taken(str(taken)) from None
 
     def weights(self, part: Part) -> Tensor | None:
         """What each sample of a recording counts; None for 1 each."""

@@ -19,7 +19,10 @@ from ..modes import entered, kept
 from ..uses.context import Context
 from ..uses.tensor_states import Derived, same, unseen
 from .broadcast_parameters import NOTHING, Repeats
+from .follower import Follower
 from .layout_memory import layouts_of
+from .learner import Learner
+from .program import Cursor
 from .result_states import Marking
 from .roles import Coloured, Roles, Sorting, Transformed
 from .use_capture import capture_use, not_per_sample
@@ -39,10 +42,14 @@ class Dispatch:
         self._entering: list[Any] = []
         self._marking, self._sorted = Marking(context, guards), Sorting(context)
         self._repeats = Repeats(context, guards)
+        self._cursor = Cursor(context)
+        follower = Follower(context, guards, self._cursor, custom.pending)
+        self.follow, self._learn = follower.follow, Learner(context, self._cursor, follower)
 
     def clear(self) -> None:
         """Forget every tensor."""
         self._repeats.clear()
+        self._cursor.clear()
 
     def handle(
         self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
@@ -51,11 +58,13 @@ class Dispatch:
         if self._lean and self._context.backward.receiving:  # a recomputation, perhaps
             self._guards.comparison.guarded = True
         if operator.graph:
+            self._states.settle()
             found = self._of_the_graph(operator, func, args, kwargs)
             if found is not NOTHING:
                 return found
         if operator.enter and func not in self._entering and not operator.straight(args, kwargs):
             return self._enter(func, args, kwargs)
+        self._states.settle()
         self._states.batches = 0
         try:
             roles = self._sorted(operator, args, kwargs)
@@ -102,7 +111,10 @@ class Dispatch:
                 result, written = args[0] if operator.inplace else out, operator.inplace
                 self._marking.store(operator, result, bad, roles.coloured, written=written)
                 return out
-        return capture_use(self._context, operator, func, args, kwargs, roles)
+        out = capture_use(self._context, operator, func, args, kwargs, roles)
+        if roles.key is not None:
+            self._learn.use(operator, func, args, kwargs, roles, out)
+        return out
 
     def _of_nobody(self, roles: Roles) -> bool:
         """Whether no element of the data is a sample's: then they are constants, and say so.
@@ -245,10 +257,13 @@ class Dispatch:
                 like = self._marking.memory(operator, result, roles.coloured[0][0])
             self._states.put(result, states, like)
         else:
+            found = states
             if operator.name in ZEROS and isinstance(states, (Additive, Mixed)):
-                states = self._by_zeros(operator, seen, kwargs, result, roles) or states
+                found = self._by_zeros(operator, seen, kwargs, result, roles) or states
             written = operator.inplace or "out" in kwargs
-            self._marking.store(operator, result, states, roles.coloured, written=written)
+            self._marking.store(operator, result, found, roles.coloured, written=written)
+        if roles.key is not None and not roles.owned:  # what values decided is never learned
+            self._learn.data(operator, func, args, kwargs, roles, out, states)
         return out
 
     def _by_zeros(

@@ -105,7 +105,10 @@ class Lookup:
             kind = Earlier
         elif self._context.user_code.transforming:
             why += ": inside a torch.func transform (vmap, jvp, grad), perhaps"
-            fix = 'write it without torch.func, or record(..., unproven="loop")'
+            fix = (
+                "write it without torch.func (vmap alone is followed if tape.mark(x) tells what is "
+                'mapped); or record(..., unproven="loop")'
+            )
         return kind(Reason("an unseen operator", why, (tuple(tensor.shape),), here(), fix))
 
 

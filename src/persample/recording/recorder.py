@@ -21,13 +21,16 @@ from ..errors import UsageError
 from ..guards.guards import Guards
 from ..inputs.inputs import Inputs
 from ..layouts import Operator, find
+from ..layouts.layout import Additive, Layout, Mixed
 from ..modes import above, below
 from ..uses.context import Context
 from ..uses.options import Options
 from ..uses.parameters import Parameters, Params, modules_of
 from .compiled_code import as_before, eagerly
 from .dispatch import Dispatch
+from .follower import MISSED
 from .lookup import Lookup
+from .mapped_functions import follow_maps, leave_maps
 from .tensor_subclasses import overridden, override
 from .user_code.custom_functions import CustomFunctions
 
@@ -44,11 +47,15 @@ class Mode(TorchFunctionMode):
 
     def __init__(self, context: Context, guards: Guards, calls: Dispatch, lookup: Lookup) -> None:
         super().__init__()
-        self._calls = calls
+        self._calls, self._follow = calls, calls.follow
         self.intercept: Intercept | None = None
         self._context, self._numbers, self._lookup = context, guards.numbers, lookup
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.intercept is None:
+            found = self._follow(func, types, args, kwargs)
+            if found is not MISSED:
+                return found
         if types and overridden(types) and torch._C._is_torch_function_enabled():
             seen = self._lookup.overriding
             return override(self._context, seen, func, types, args, kwargs or {})
@@ -57,7 +64,7 @@ class Mode(TorchFunctionMode):
             found = self.intercept(operator, func, args, kwargs or {})
             if found is not NotImplemented:
                 return found
-        if operator.takes and self._context.backward.busy:
+        if operator.takes:
             self._numbers.note(operator.name, args)
         if operator.ignore:
             return func(*args, **(kwargs or {}))
@@ -97,6 +104,19 @@ class Recording:
         """Sees every torch call while the block is open."""
         return self._mode
 
+    def watches(self) -> bool:
+        """Whether it sees the calls of this thread, and follows them forward."""
+        context = self.context
+        if context.options.native or context.backward.busy or not torch.is_grad_enabled():
+            return False
+        return any(mode is self._mode for mode in _get_current_function_mode_stack())
+
+    def holds_samples(self, tensor: Tensor) -> bool:
+        """Whether a tensor of real numbers holds samples."""
+        with torch._C.DisableTorchFunction():
+            real = tensor.is_floating_point() or tensor.is_complex()
+            return real and isinstance(self.context.look(tensor), (Layout, Additive, Mixed))
+
     # ------------------------------------------------------------------ life
 
     def open(self) -> None:
@@ -117,6 +137,7 @@ class Recording:
         self._entered = True
         try:
             eagerly(self)
+            follow_maps(self)
             self.inputs.install(self.modules)
             modes = below(self._mode)
             self._mode.__enter__()
@@ -149,6 +170,7 @@ class Recording:
 
     def _leave(self) -> None:
         as_before(self)
+        leave_maps(self)
         self.inputs.remove()
         with _LOCK:
             _OPEN[:] = [(owner, ids) for owner, ids in _OPEN if owner() not in (None, self)]

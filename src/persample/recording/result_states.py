@@ -61,16 +61,10 @@ class Marking:
         """The mark of a tensor that shares its memory with a result."""
         if not operator.aliasing:
             return None
-        base = out._base
         if operator.name == "data":
             self._guards.numbers.hand_out(out)
             self._states.lend(out, source)
-        if base is None:
-            return self._table.get(id(source)) if operator.name == "detach" else None
-        known = self._table.get(id(base))
-        if known is None and source._base is base:  # two views of what nobody else sees
-            return self._table.get(id(source))
-        return known
+        return self._states.relative(out, source, detached=operator.name == "detach")
 
     # ------------------------------------------------------------------ results of parameters alone
 

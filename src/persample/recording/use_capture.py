@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _is_any_autocast_enabled
 from torch.autograd import forward_ad
 
-from ..errors import Reason, here
+from ..errors import Place, Reason, here
 from ..layouts import Operator, collect
 from ..layouts.layout import CONSTANT, Additive, Constant, Layout, Mixed, State, closed
 from ..layouts.unowned_rows import assign_owners
@@ -19,7 +20,7 @@ from ..uses.operands import operand_of
 from ..uses.signature import Kind, Tapped, known, learn, taken_apart, tapped
 from ..uses.tap import Tap, hook, source
 from ..uses.tensor_states import Derived, same
-from ..uses.use import Use
+from ..uses.use import Operand, Use
 from .layout_memory import layouts_of
 from .recurrent import CELLS, cell, request, unroll
 from .roles import Coloured, Roles
@@ -40,12 +41,12 @@ def capture_use(
             return found
     leaves, kind = _kind(operator, args, kwargs, roles)
     operands = [operand_of(context, k, leaves[k]) for k in kind.mine]
-    unread = operator.additive and operator.name not in context.options.rules
-    if unread or operator.inplace:
-        saved = _kept_data(leaves, kind.data, unread=unread)
-    else:
-        saved = [leaves[k] for k in kind.data]
-    constants, target = kind.constants(leaves), leaves[0] if operator.inplace else None
+    if kind.single is not None and not (native or operator.random):
+        followed = repeat_use(context, operator, func, kind, leaves, operands, here(3))
+        context.states.put(followed, kind.single.layouts[0])
+        return followed
+    target = leaves[0] if operator.inplace else None
+    saved, constants = _kept_data(context, operator, leaves, kind.data), kind.constants(leaves)
     if not native:
         for operand in operands:
             leaves[operand.position] = operand.value
@@ -56,26 +57,49 @@ def capture_use(
     random = RandomState(device) if operator.random else None
     call_args, call_kwargs = kind.template.call(leaves)
     out = func(*call_args, **call_kwargs)
-    for operand in operands if unread else ():
-        if operand.name is None:  # computed from parameters, like the position of each token
-            operand.value = _stand_in(operand.value)
+    _forget_values(context, operator, operands)
     result = out if target is None else leaves[0]
     use = Use(
         context.ref, kind, func, constants, operands, here(3),
         random if random is not None and random.changed() else None, current_autocast(device),
         context.states.batches,
     )  # fmt: skip
-    if kind.single is not None:
-        states: Any = kind.single.layouts[0]
-    else:
-        states = layouts_of(context.n or 0, operator, func, call_args, call_kwargs, result, roles)
-        states, use.guessed = _settled(context, operator, states, result)
+    states = layouts_of(context.n or 0, operator, func, call_args, call_kwargs, result, roles)
+    states, use.guessed = _settled(context, operator, states, result)
     followed = _tap(context, operator, use, result, states, saved)
     if target is not None:
         return _write_back(context, target, followed)
     if roles.key is not None:
         learn(roles.key, kind)
     return followed
+
+
+def repeat_use(
+    context: Context, operator: Operator, func: Any, kind: Kind, leaves: list[Any],
+    operands: list[Operand], place: Place | None,
+) -> Tensor:  # fmt: skip
+    """A use of a kind that was learned: it draws no numbers and has one result, which is tapped."""
+    if operator.additive:
+        saved = _kept_data(context, operator, leaves, kind.data)
+    else:
+        saved = [leaves[k] for k in kind.data]
+    constants = kind.blank or kind.constants(leaves)
+    for operand in operands:
+        leaves[operand.position] = operand.value
+    if kind.template.simple:
+        result: Tensor = func(*leaves)
+    else:
+        args, kwargs = kind.template.call(leaves)
+        result = func(*args, **kwargs)
+    if operator.additive:
+        _forget_values(context, operator, operands)
+    autocast = current_autocast(operands[0].value.device) if _is_any_autocast_enabled() else ()
+    use = Use(
+        context.ref, kind, func, constants, operands, place, None, autocast, context.states.batches
+    )
+    assert kind.single is not None
+    followed = _tap_single(context, operator, use, result, kind.single.layouts[0], saved)
+    return result if followed is None else followed
 
 
 def _settled(
@@ -115,11 +139,23 @@ def _stepwise(context: Context, name: str, args: Sequence[Any], kwargs: dict[str
     return None if asked is None else unroll(context, asked)
 
 
-def _kept_data(leaves: list[Any], data: list[int], *, unread: bool) -> list[Tensor]:
-    """What backward needs of the data: no values where no derivative reads them, else a copy."""
-    if unread:
+def _kept_data(
+    context: Context, operator: Operator, leaves: list[Any], data: list[int]
+) -> list[Tensor]:
+    """What backward needs of the data: no values where no derivative reads them."""
+    if operator.additive and operator.name not in context.options.rules:
         return [_stand_in(leaves[k]) for k in data]
-    return [leaves[k].detach().clone() if k == 0 else leaves[k] for k in data]
+    if operator.inplace:
+        return [leaves[k].detach().clone() if k == 0 else leaves[k] for k in data]
+    return [leaves[k] for k in data]
+
+
+def _forget_values(context: Context, operator: Operator, operands: list[Operand]) -> None:
+    """What was computed from parameters, like the position of each token, where no one reads it."""
+    if operator.additive and operator.name not in context.options.rules:
+        for operand in operands:
+            if operand.name is None:
+                operand.value = _stand_in(operand.value)
 
 
 def _stand_in(tensor: Tensor) -> Tensor:
@@ -155,26 +191,11 @@ def _tap(
     context: Context, operator: Operator, use: Use, result: Any, states: Any, saved: list[Tensor]
 ) -> Any:
     """Put one node behind the results that have a layout, and mark all of them."""
-    wanted = False
-    for operand in use.operands:
-        wanted = wanted or operand.wanted
     if states.__class__ is Layout and isinstance(result, Tensor):
-        made: Tensor | None = result
-        if wanted:
-            made = None if context.options.native else source(operator, result)
-        if made is not None:
-            if wanted:
-                use.tapped = _single(use.kind, states, result)
-                if context.expects:
-                    context.receiver.expect(use)
-                hook(use, result, made, saved)
-            context.states.put(result, states)
-            return result
-        if result.is_floating_point() or result.is_complex():
-            use.tapped = _single(use.kind, states, result)
-            (behind,) = _through_node(context, operator, use, [result], saved)
-            context.states.put(behind, states)
-            return behind
+        followed = _tap_single(context, operator, use, result, states, saved)
+        if followed is not None:
+            context.states.put(followed, states)
+            return followed
     outs: list[Tensor] = []
     collect(result, outs)
     each = list(states) if isinstance(states, list) else [states] * len(outs)
@@ -192,7 +213,7 @@ def _tap(
             if state is not None and (out.is_floating_point() or out.is_complex())
         ]
     )
-    if use.tapped.results and wanted:
+    if use.tapped.results and use.wanted:
         _through_node(context, operator, use, outs, saved)
     for tensor, state in zip(outs, each, strict=True):
         if state is not None:
@@ -200,6 +221,26 @@ def _tap(
         elif tensor.requires_grad:
             context.states.put(tensor, CONSTANT)
     return _rebuild(result, iter(outs))
+
+
+def _tap_single(
+    context: Context, operator: Operator, use: Use, result: Tensor, layout: Layout,
+    saved: list[Tensor],
+) -> Tensor | None:  # fmt: skip
+    """Tap the only result: at its own node, or at one of ours. None if it has no gradient."""
+    if not use.wanted:
+        return result
+    made = None if context.options.native else source(operator, result)
+    if made is not None:
+        use.tapped = _single(use.kind, layout, result)
+        if context.expects:
+            context.receiver.expect(use)
+        hook(use, result, made, saved)
+        return result
+    if result.is_floating_point() or result.is_complex():
+        use.tapped = _single(use.kind, layout, result)
+        return _through_node(context, operator, use, [result], saved)[0]
+    return None
 
 
 def _single(kind: Kind, layout: Layout, out: Tensor) -> Tapped:

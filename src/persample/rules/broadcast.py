@@ -65,11 +65,11 @@ def unbroadcast_rows(grad: Tensor, layout: Layout, operand: Operand, n: int) -> 
             grad = grad.masked_fill(layout.ids < 0, 0)
         return (grad.sum(over, dtype=dtype) if over else grad.to(dtype)).reshape(1, *target)
     if layout.ids is None:
-        return _closed(grad, layout, over, n, dtype).reshape(n, *target)
+        return _is_closed(grad, layout, over, n, dtype).reshape(n, *target)
     return _ragged(grad, layout, over, n, dtype).reshape(n, *target)
 
 
-def _closed(grad: Tensor, layout: Layout, over: list[int], n: int, dtype: torch.dtype) -> Tensor:
+def _is_closed(grad: Tensor, layout: Layout, over: list[int], n: int, dtype: torch.dtype) -> Tensor:
     axis, inner = layout.axis, layout.inner
     if n == 0:
         rest = [s for d, s in enumerate(grad.shape) if d not in over and d != axis]

@@ -22,7 +22,7 @@ def by_sample(x: Tensor, layout: Layout, n: int, keep: int) -> Tensor:
             raise Unsuited
         if n == 1 and layout.ids.numel() == 1:
             return x.reshape(1, -1, *x.shape[lead:])
-        return _ragged(x, layout, n, lead)
+        return _rows_by_id(x, layout, n, lead)
     axis, inner = layout.axis, layout.inner
     if axis >= lead:
         raise Unsuited
@@ -45,7 +45,7 @@ def factor(x: Tensor, layout: Layout, n: int) -> Tensor:
     return by_sample(x, layout, n, 1)
 
 
-def _ragged(x: Tensor, layout: Layout, n: int, lead: int) -> Tensor:
+def _rows_by_id(x: Tensor, layout: Layout, n: int, lead: int) -> Tensor:
     ids = row_ids(x, layout, n, lead)
     rows = x.reshape(math.prod(x.shape[:lead]), *x.shape[lead:])
     if ids.numel() == n and torch.equal(ids, torch.arange(n, device=ids.device)):

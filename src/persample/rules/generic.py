@@ -48,7 +48,7 @@ class _Again:
     def rows(self, k: int, first: int, last: int) -> Tensor:
         """gᵢ of an operand for some samples."""
         value, n = self.values[k], self._n
-        outs, grads = self._prepared(self.saved)
+        outs, grads = self._replay(self.saved)
         found = _rows(outs, value, grads, n, first, last) if outs else None
         if found is None:
             return value.detach().new_zeros((last - first, *value.shape))
@@ -60,14 +60,14 @@ class _Again:
 
     def sum(self, k: int, c: Tensor) -> Tensor:
         """Σ cᵢ gᵢ of an operand."""
-        outs, grads = self._prepared(self.saved)
+        outs, grads = self._replay(self.saved)
         seeds = [g * _coefficients(c, g, layout, self._n) for g, layout in grads]
         found = None
         if outs:
             found = torch.autograd.grad(outs, self.values[k], seeds, allow_unused=True)[0]
         return torch.zeros_like(self.values[k]) if found is None else self._back(found.to_dense())
 
-    def _prepared(self, data: list[Tensor]) -> tuple[list[Tensor], list[tuple[Tensor, Layout]]]:
+    def _replay(self, data: list[Tensor]) -> tuple[list[Tensor], list[tuple[Tensor, Layout]]]:
         """The results once more, and their gradients with where the samples are."""
         with torch.enable_grad():
             outs = self._use.replay(data, self.values)
@@ -82,7 +82,7 @@ class _Again:
         """A sample's row where the others' data are not theirs, if only theirs had spoiled it."""
         data = only(self.saved, self._use.kind.layouts, i, self._n)
         try:
-            again, grads = self._prepared(data)
+            again, grads = self._replay(data)
         except (RuntimeError, IndexError):  # what it does depends on all data
             return None
         if not _same(outs, again, [layout for _, layout in grads], i, self._n):
@@ -123,7 +123,7 @@ def _rows(
     size = sum(g.numel() * g.element_size() for g, _ in grads) + value.numel() * 8
     edges = [get_gradient_edge(out) for out in outs]
     for start, stop in spans(last - first, size):
-        seeds = _masked(grads, n, first + start, first + stop)
+        seeds = _mask_gradients(grads, n, first + start, first + stop)
         parts += walk_rows(edges, [value], seeds)
     kept = [p for p in parts if p is not None]
     return torch.cat(kept) if len(kept) == len(parts) else None
@@ -136,7 +136,9 @@ def _mask(layout: Layout, grad: Tensor, n: int, first: int, last: int) -> Tensor
     return ids.unsqueeze(0) == samples.view(-1, *[1] * ids.dim())
 
 
-def _masked(grads: list[tuple[Tensor, Layout]], n: int, first: int, last: int) -> list[Tensor]:
+def _mask_gradients(
+    grads: list[tuple[Tensor, Layout]], n: int, first: int, last: int
+) -> list[Tensor]:
     # where, not multiplication: another sample's inf must not become this one's nan
     return [
         torch.where(

@@ -19,7 +19,7 @@ def getitem(use: Use, firing: Firing, n: int) -> Forms:
     """Integer tensors choose among the first axes; everything behind them is one row."""
     args, _ = use.arguments(firing)
     index = args[1] if isinstance(args[1], (list, tuple)) else [args[1]]
-    return [_chosen(use, firing, list(index), n)]
+    return [_chosen_rows(use, firing, list(index), n)]
 
 
 @rule("index_select")
@@ -28,10 +28,10 @@ def index_select(use: Use, firing: Firing, n: int) -> Forms:
     table, dim, index = use.bind(firing, "input", "dim", "index")
     if not isinstance(index, Tensor) or dim not in (0, -table.dim()):
         raise Unsuited
-    return [_chosen(use, firing, [index.reshape(-1)], n)]
+    return [_chosen_rows(use, firing, [index.reshape(-1)], n)]
 
 
-def _chosen(use: Use, firing: Firing, index: list[Any], n: int) -> Form:
+def _chosen_rows(use: Use, firing: Firing, index: list[Any], n: int) -> Form:
     grad, layout = firing.grads[0], use.out_layouts[0]
     table = use.operands[0].value
     if grad is None or len(use.operands) != 1 or use.operands[0].position != 0:

@@ -27,12 +27,12 @@ def only(data: Sequence[Tensor], layouts: Sequence[Layout | None], i: int, n: in
     return [
         tensor
         if layout is None or not (tensor.is_floating_point() or tensor.is_complex())
-        else _copied(tensor, layout, i, n)
+        else _copy_sample(tensor, layout, i, n)
         for tensor, layout in zip(data, layouts, strict=True)
     ]
 
 
-def _copied(tensor: Tensor, layout: Layout, i: int, n: int) -> Tensor:
+def _copy_sample(tensor: Tensor, layout: Layout, i: int, n: int) -> Tensor:
     if layout.ids is not None:
         mine = (ids_of(layout, tensor.shape, n, tensor.device) == i).expand(tensor.shape)
         own = tensor[mine]

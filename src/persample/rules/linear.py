@@ -51,20 +51,26 @@ def _shift(left: Tensor) -> Dense:
 @rule("linear")
 def linear(use: Use, firing: Firing, n: int) -> Forms:
     """X (…, i), weight (o, i), bias (o)."""
-    x, weight, bias = use.bind(firing, "input", "weight", "bias")
-    grad, layout = firing.grads[0], use.out_layouts[0]
-    if grad is None or weight.dim() != 2:
+    grad, layout, kind = firing.grads[0], use.tapped.layouts[0], use.kind
+    if kind.data == [0] and kind.template.simple:  # the usual call: by position
+        x, bias = firing.saved[0], 2
+    else:
+        x, weight, shift = use.bind(firing, "input", "weight", "bias")
+        if weight.dim() != 2 or any(operand.value is x for operand in use.operands):
+            raise Unsuited
+        bias = next((o.position for o in use.operands if o.value is shift), -1)
+    if grad is None:
         raise Unsuited
     left = factor(grad, layout, n)
     found: Forms = []
     for operand in use.operands:
-        if operand.value is x:
-            raise Unsuited
-        if operand.value is bias:
+        if operand.position == bias:
             found.append(_shift(left))
+        elif operand.value.dim() != 2:
+            raise Unsuited
         else:
             right = factor(x.conj() if x.is_complex() else x, layout, n)
-            found.append(Outer(left, right, weight.shape))
+            found.append(Outer(left, right, operand.value.shape))
     return found
 
 

@@ -53,13 +53,13 @@ def _trailing(
                 product = (data - by_sample(mean[0], layout, n, keep)).mul_(rows)
             else:
                 product = data * rows
-            found.append(Dense(_weighted(product, scale)))
+            found.append(Dense(_weighted_sum(product, scale)))
         else:
             found.append(Dense(rows.sum(1, dtype=dtype)))
     return found
 
 
-def _weighted(rows: Tensor, scale: Tensor) -> Tensor:
+def _weighted_sum(rows: Tensor, scale: Tensor) -> Tensor:
     """Σₜ scaleₜ rowsₜ of (n, t, …) and (n, t, 1, …)."""
     n, t = rows.shape[:2]
     if t < _FEW:  # a product for every sample costs more than it computes
@@ -95,7 +95,7 @@ def rms_norm(use: Use, firing: Firing, n: int) -> Forms:
 def group_norm(use: Use, firing: Firing, n: int) -> Forms:
     """Channels on axis 1."""
     x, groups, weight, _, eps = use.bind(firing, "input", "num_groups", "weight", "bias", "eps")
-    return _grouped(use, firing, n, weight, x, groups, 1e-5 if eps is None else eps)
+    return _group_scale_and_shift(use, firing, n, weight, x, groups, 1e-5 if eps is None else eps)
 
 
 @rule("instance_norm")
@@ -106,8 +106,8 @@ def instance_norm(use: Use, firing: Firing, n: int) -> Forms:
         "momentum", "eps",
     )  # fmt: skip
     if own:
-        return _grouped(use, firing, n, weight, x, x.shape[1], eps)
-    return _channels(use, weight, _fixed(x, mean, var, eps), _only(firing), n)
+        return _group_scale_and_shift(use, firing, n, weight, x, x.shape[1], eps)
+    return _channels(use, weight, _normalize_by_running(x, mean, var, eps), _only(firing), n)
 
 
 @rule("batch_norm")
@@ -120,11 +120,11 @@ def batch_norm(use: Use, firing: Firing, n: int) -> Forms:
     if training:  # running statistics have been updated, once
         normalised = F.batch_norm(x, None, None, training=True, eps=eps)
     else:
-        normalised = _fixed(x, mean, var, eps)
+        normalised = _normalize_by_running(x, mean, var, eps)
     return _channels(use, weight, normalised, _only(firing), n)
 
 
-def _grouped(
+def _group_scale_and_shift(
     use: Use, firing: Firing, n: int, weight: Tensor | None, x: Tensor, groups: int, eps: float
 ) -> Forms:
     """Every image's own scale and shift by torch's kernel, as if all were channels of one image."""
@@ -154,7 +154,7 @@ def _grouped(
     ]
 
 
-def _fixed(x: Tensor, mean: Tensor, var: Tensor, eps: float) -> Tensor:
+def _normalize_by_running(x: Tensor, mean: Tensor, var: Tensor, eps: float) -> Tensor:
     view = [1, -1] + [1] * (x.dim() - 2)
     return (x - mean.view(view)) * (var + eps).rsqrt().view(view)
 

@@ -26,10 +26,10 @@ def write(use: Use, firing: Firing, n: int) -> Forms:
     elif isinstance(index, list):
         raise Unsuited
     part = grad[index]
-    return [unbroadcast(part, _seen(layout, grad, index, n), use.operands[0], n)]
+    return [unbroadcast(part, _layout_of_part(layout, grad, index, n), use.operands[0], n)]
 
 
-def _seen(layout: Layout, grad: Tensor, index: Any, n: int) -> Layout:
+def _layout_of_part(layout: Layout, grad: Tensor, index: Any, n: int) -> Layout:
     """The layout of ``grad[index]``."""
     ids = ids_of(layout, grad.shape, n, grad.device).expand(grad.shape)[index]
     return explicit(squeeze_colours(ids, n), n)

@@ -17,12 +17,12 @@ Coefficients = Callable[[Tensor, float], Tensor]
 
 
 def flat(norms: Tensor, max_norm: float) -> Tensor:
-    """min(1, C / ‖gᵢ‖): gradients longer than C are scaled down to it."""
+    """min(1, C / ‖gᵢ‖): gradients with a norm above C are scaled down to C."""
     return (max_norm / norms).clamp(max=1.0)
 
 
 def automatic(norms: Tensor, max_norm: float) -> Tensor:
-    """C / (‖gᵢ‖ + 0.01): every gradient is scaled to about the same length."""
+    """C / (‖gᵢ‖ + 0.01): every gradient is scaled to about the same norm."""
     return max_norm / (norms + 0.01)
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from ..backward.collector import Collector
 from ..backward.consumers.lean import Lean, Told
-from ..backward.contribution import Contribution
 from ..errors import describe
 from ..forms import within
 from ..forms.measure import Measure, measure_form
+from ..guards.extracted_numbers import ExtractedNumbers
 from ..inputs.inputs import Inputs, Seen
 from ..uses.context import Context
 from ..uses.use import Operand, Use
@@ -34,6 +34,7 @@ class UseRow:
     kept_bytes: int
     dense_bytes: int
     place: str
+    rows: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ class Explanation:
     slow: tuple[str, ...]
     ambiguous: tuple[str, ...]
     kept_bytes: int = 0
+    numbers: tuple[str, ...] = ()
 
     @property
     def bytes_per_sample(self) -> float:
@@ -67,6 +69,7 @@ class Explanation:
                 "output",
                 "samples",
                 "norms by",
+                "rows by",
                 "products",
                 "kept",
                 "dense",
@@ -76,7 +79,9 @@ class Explanation:
             name = u.parameter + (f" (= {', '.join(u.aliases)})" if u.aliases else "")
             shapes = ("×".join(map(str, s)) for s in (u.operand, u.output))
             sizes = (f"{u.work:.1e}", readable(u.kept_bytes), readable(u.dense_bytes))
-            rows.append((name, u.operator, u.rule, u.form, *shapes, u.layout, u.norms, *sizes))
+            rows.append(
+                (name, u.operator, u.rule, u.form, *shapes, u.layout, u.norms, u.rows, *sizes)
+            )
         widths = [max(len(r[k]) for r in rows) for k in range(len(rows[0]))]
         lines += [
             "  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in rows
@@ -85,6 +90,7 @@ class Explanation:
             ("no gradient reached", self.without_gradient),
             ("slow", self.slow),
             ("ambiguous at other sizes", self.ambiguous),
+            ("numbers taken out of tensors of several samples", self.numbers),
         ):
             if items:
                 lines.append(f"{title}:")
@@ -105,8 +111,11 @@ def readable(count: float) -> str:
 class Explainer:
     """Collects the rows of an explanation."""
 
-    def __init__(self, context: Context, inputs: Inputs, collector: Collector) -> None:
+    def __init__(
+        self, context: Context, inputs: Inputs, collector: Collector, numbers: ExtractedNumbers
+    ) -> None:
         self._context, self._inputs, self._collector = context, inputs, collector
+        self._numbers = numbers
 
     def explain(self, forms: ParameterForms | None) -> Explanation:
         """Every use of every parameter; ``forms`` are those that were kept."""
@@ -135,7 +144,8 @@ class Explainer:
             without_gradient=tuple(name for name in parameters.asked if name not in reached),
             slow=tuple(slow),
             ambiguous=tuple(line for line in lines if line),
-            kept_bytes=0 if forms is None else _kept_bytes(forms.contributions),
+            kept_bytes=0 if forms is None else forms.held(),
+            numbers=tuple(self._numbers.listed()),
         )
 
     def _measured_uses(self, forms: ParameterForms | None) -> Iterator[Told]:
@@ -151,20 +161,6 @@ class Explainer:
                 names = self._collector.sources(entry.operand)
                 mine = whole[names[0]] if names else entry.form
                 yield entry.use, entry.operand, entry.rule, measure_form(entry.form, mine)
-
-
-def _kept_bytes(entries: list[Contribution]) -> int:
-    """Bytes of what the forms hold: several may hold the same output gradient."""
-    shared: dict[int, int] = {}
-    own = 0
-    for entry in entries:
-        tensors = entry.form.tensors()
-        if not tensors:
-            own += entry.form.nbytes()
-        for tensor in tensors:
-            storage = tensor.untyped_storage()
-            shared[storage.data_ptr()] = storage.nbytes()
-    return own + sum(shared.values())
 
 
 def _row(
@@ -184,6 +180,7 @@ def _row(
         kept_bytes=measure.kept_bytes,
         dense_bytes=measure.dense_bytes,
         place=describe(use.place),
+        rows=measure.rows,
     )
 
 

@@ -14,10 +14,10 @@ from ..forms import Form
 from ..guards.guards import Guards
 from ..uses.context import Context
 from .parameter_forms import expect_backward
-from .source import Forms, Grads, Visitor
+from .source import Forms, Grads, Source, Visitor
 
 
-class LeanAnswers:
+class LeanAnswers(Source):
     """Answers of a lean recording."""
 
     def __init__(self, context: Context, lean: Lean, passes: Passes, guards: Guards) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -16,20 +16,20 @@ from .source import Grads
 
 def second_moment(question: Question, names: Sequence[str]) -> Grads:
     """meanᵢ gᵢ², element by element."""
-    squares: Grads = {}
-    found = question.source.found_moments()
-    if found is not None:
-        squares = found[1]
-    else:
+    found, n = question.source.found_moments(), max(question.n, 1)
+    squares = found and found[1]
+    each = _of_each(question, names, squares, lambda form: form.sum_of_squares())
+    return {name: value / n for name, value in each.items()}
 
-        def visit(name: str, form: Form) -> None:
-            squares[name] = form.sum_of_squares()
 
-        question.each(names, visit)
-    n = max(question.n, 1)
-    return {
-        name: squares[name] / n if name in squares else _zeros(question, name) for name in names
-    }
+def _of_each(
+    question: Question, names: Sequence[str], known: Grads | None, compute: Callable[[Form], Tensor]
+) -> Grads:
+    """A tensor for each parameter: what is known, or what its form gives; zeros without a form."""
+    found: Grads = dict(known or {})
+    if known is None:
+        question.each(names, lambda name, form: found.update({name: compute(form)}))
+    return {name: found[name] if name in found else _zeros(question, name) for name in names}
 
 
 def _mean(question: Question, names: Sequence[str]) -> Grads:
@@ -51,19 +51,14 @@ def variance(question: Question, names: Sequence[str]) -> Grads:
     n = question.n
     if n < 2:
         raise UsageError("a variance needs at least two samples", fix="record a larger batch")
-    variances: Grads = {}
     found = question.source.found_moments()
-    if found is not None:
-        variances = {name: value.clone() for name, value in found[2].items()}
-    else:
-
-        def visit(name: str, form: Form) -> None:
-            variances[name] = variance_from_moments(form.moments(), n).to(real(form.dtype))
-
-        question.each(names, visit)
-    return {
-        name: variances[name] if name in variances else _zeros(question, name) for name in names
-    }
+    variances = found and {name: value.clone() for name, value in found[2].items()}
+    return _of_each(
+        question,
+        names,
+        variances,
+        lambda form: variance_from_moments(form.moments(), n).to(real(form.dtype)),
+    )
 
 
 def noise_scale(question: Question, names: Sequence[str]) -> NoiseScale:

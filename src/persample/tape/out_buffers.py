@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UsageError
+from ..layouts.views import reach
 from ..validation import shown
 
 
@@ -58,7 +59,7 @@ def _expect_no_overlap(buffers: Mapping[str, Tensor]) -> None:
     for start, stop, name in sorted((*_span(b), k) for k, b in buffers.items() if b.numel()):
         before = [(last, other) for last, other in before if last > start]
         for _, other in before:
-            if not _interleaved(buffers[other], buffers[name]):
+            if not _is_interleaved(buffers[other], buffers[name]):
                 raise UsageError(
                     f"out[{other!r}] and out[{name!r}] share memory",
                     why="one would be written over the other",
@@ -70,14 +71,10 @@ def _expect_no_overlap(buffers: Mapping[str, Tensor]) -> None:
 def _span(tensor: Tensor) -> tuple[int, int]:
     """The addresses from a tensor's first byte to its last."""
     start = tensor.data_ptr()
-    if tensor.is_contiguous():
-        return start, start + tensor.nbytes
-    places = zip(tensor.shape, tensor.stride(), strict=True)
-    steps = sum((size - 1) * step for size, step in places)
-    return start, start + (steps + 1) * tensor.element_size()
+    return start, start + reach(tensor.shape, tensor.stride()) * tensor.element_size()
 
 
-def _interleaved(a: Tensor, b: Tensor) -> bool:
+def _is_interleaved(a: Tensor, b: Tensor) -> bool:
     """Whether they are columns of one matrix of samples: rows alternate and never overlap."""
     step = a.stride(0) * a.element_size()
     if step != b.stride(0) * b.element_size():

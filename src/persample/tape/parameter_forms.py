@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-import torch
-from torch import Tensor
+from collections.abc import Iterable, Iterator, Sequence
 
 from ..backward.collector import Collector
 from ..backward.consumers.kept import Kept, Looped
 from ..backward.contribution import Contribution
 from ..backward.kept_forms import KeptForms
 from ..errors import UsageError
-from ..forms import (
-    Form,
-    Outer,
-    Unsure,
-    bound_norms,
-    doubts,
-    kept_rows,
-    pull_back_together,
-    recompute_doubtful,
-    scratch,
-    share_products,
-    stack_forms,
-    within,
-)
+from ..forms import Form, kept_rows, norms, pull_back_together, scratch, stack_forms, within
 from ..guards.guards import Guards
 from ..uses.context import Context
-from .source import Forms, Grads, Visitor
+from .source import Forms, Grads, Source, Visitor
+
+SHARE = 4  # the tape holds about what a plain step holds: a quarter more is kept at most
+LITTLE = 1 << 20  # bytes of rows that are not worth counting
 
 
 def expect_backward(context: Context) -> None:
@@ -41,7 +28,7 @@ def expect_backward(context: Context) -> None:
         )
 
 
-class ParameterForms:
+class ParameterForms(Source):
     """A source that kept every use's form (or, of a loop, the rows)."""
 
     keeps = True
@@ -86,71 +73,43 @@ class ParameterForms:
     def clipping_forms(self, names: Iterable[str], *, separate: bool) -> Iterator[Forms | None]:
         """Forms for norms and one sum, rows where that is cheaper."""
         forms = self.written(names)
-        rows = kept_rows(forms)
+        rows = kept_rows(forms, self._room)
         used = sum(form.nbytes() for form in rows.values())
         forms |= rows
-        with within(scratch() - used):
+        with within(scratch() if self._context.options.rows is None else scratch() - used):
             yield forms if separate else stack_forms(forms)
+
+    def held(self) -> int:
+        """Bytes of what the forms hold: several may hold the same output gradient."""
+        shared: dict[int, int] = {}
+        own = 0
+        for contribution in self.contributions:
+            tensors = contribution.form.tensors()
+            if not tensors:
+                own += contribution.form.nbytes()
+            for tensor in tensors:
+                storage = tensor.untyped_storage()
+                shared[storage.data_ptr()] = storage.nbytes()
+        return own + sum(shared.values())
+
+    def _room(self, wanted: int) -> int:
+        """Bytes of rows that may be kept: as granted, or a share of what is held anyway."""
+        granted = self._context.options.rows
+        if granted is not None:
+            return granted
+        return wanted if wanted <= LITTLE else self.held() // SHARE
 
     def sq_norms(self, names: Iterable[str], *, separate: bool) -> Grads:
         """‖gᵢ‖², to be added up; ``separate``: of every parameter that received a gradient."""
         forms: Forms = self.written(names)
-        forms = forms if separate else stack_forms(forms)
-        with _sharing(forms):
-            found = {name: form.estimated() for name, form in forms.items()}
-        unsure = [name for name, (norms, scale) in found.items() if scale is not norms]
-        if unsure:
-            for name, doubt in zip(unsure, doubts([found[n] for n in unsure]), strict=True):
-                if doubt:
-                    recompute_doubtful(*found[name], forms[name].exactly)
-        return {name: norms for name, (norms, _) in found.items()}
+        return norms.sq_norms(forms if separate else stack_forms(forms))
 
     def sq_bounds(self, names: Iterable[str], forms: Forms | None) -> Grads:
         """Certified bounds of ‖gᵢ‖² for :meth:`clipping_forms` forms."""
         assert forms is not None
-        with _sharing(forms):
-            return _bounds(forms)
+        return norms.sq_bounds(forms)
 
     def each(self, names: Sequence[str], visit: Visitor, *, linear: bool, last: bool) -> None:
         """Show the form of every parameter that received a gradient to a visitor."""
         for name, form in (self.forms if linear else self.written)(names).items():
             visit(name, form)
-
-    def found_grads(self, names: Sequence[str]) -> Grads | None:
-        """Nothing was computed in advance."""
-        return None
-
-    def found_dots(self, direction: Mapping[str, Tensor], names: Sequence[str]) -> Grads | None:
-        """Nothing was computed in advance."""
-        return None
-
-    def found_projections(self, wanted: tuple[int, int]) -> list[Tensor] | None:
-        """Nothing was computed in advance."""
-        return None
-
-    def found_moments(self) -> tuple[Grads, Grads, Grads] | None:
-        """Nothing was computed in advance."""
-        return None
-
-
-def _bounds(forms: Forms) -> Grads:
-    """Every form's bounds; products of positions of all parameters are looked at together."""
-    found: Grads = {}
-    unsure: dict[tuple[torch.dtype, torch.device], dict[str, Unsure]] = {}
-    for name, form in forms.items():
-        norms = form.unsure()
-        if norms is None:
-            found[name] = form.measured()[1]
-        else:
-            alike = (norms.found.dtype, norms.found.device)
-            unsure.setdefault(alike, {})[name] = norms
-    for group in unsure.values():
-        for name, (bounds, _) in zip(group, bound_norms(list(group.values())), strict=True):
-            found[name] = bounds
-    return found
-
-
-def _sharing(forms: Forms) -> contextlib.AbstractContextManager[None]:
-    """Keep products of positions that several parameters have in common."""
-    outer = [f for f in forms.values() if isinstance(f, Outer) and f.t > 1]
-    return share_products(factor for form in outer for factor in form.given)

@@ -58,7 +58,7 @@ class Split:
 
 def split(shape: Sequence[int], layout: Layout, n: int, features: set[int], pixels: bool) -> Split:
     """The rest of the samples' axis, else all pixels, else the first axis that is no feature."""
-    axis, shared = (0, shape[0] if pixels else 1) if n == 1 else _shared(shape, layout, n)
+    axis, shared = (0, shape[0] if pixels else 1) if n == 1 else _samples_axis(shape, layout, n)
     if axis in features and n > 1:
         raise Placeless("the samples share an axis with the parameter")
     others = [d for d in range(len(shape)) if d not in features and (d != axis or n == 1)]
@@ -82,7 +82,7 @@ def split(shape: Sequence[int], layout: Layout, n: int, features: set[int], pixe
     return Split(count, ids, axis, axes)
 
 
-def _shared(shape: Sequence[int], layout: Layout, n: int) -> tuple[int, int]:
+def _samples_axis(shape: Sequence[int], layout: Layout, n: int) -> tuple[int, int]:
     """The samples' axis, and how many indices of it each sample has."""
     if layout.ids is not None:
         raise Placeless("its rows go where the data say")

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ..errors import MixedSamplesError, StaleError, UsageError
+from ..errors import MixedSamplesError, Reason, StaleError, UsageError
 from ..forms import Form, Stacked, sums, within
 from ..run_state import uncast
 from ..uses.context import Context
@@ -73,6 +73,11 @@ class Question:
     def device(self) -> torch.device:
         """Where answers are added up."""
         return next(iter(self.selected.values())).device
+
+    @property
+    def extracted(self) -> Reason | None:
+        """A number of several samples that left torch before the losses were computed."""
+        return self._context.backward.extracted
 
     def expect_losses(self, question: str) -> None:
         """Refuse questions that need one loss per sample."""
@@ -143,14 +148,15 @@ class Question:
         else:
             for name, form in clipping_forms.items():
                 visit(name, form)
-        return {name: self._cast(name, found.get(name), wide=wide) for name in names}
+        selected = self.selected
+        return {name: _cast(selected[name], found.get(name), wide=wide) for name in names}
 
-    def _cast(self, name: str, value: Tensor | None, *, wide: bool) -> Tensor:
-        """A sum in its parameter's dtype; zeros where no gradient came."""
-        parameter = self.selected[name]
-        dtype = parameter.dtype
-        if wide:
-            dtype = torch.promote_types(dtype, torch.float32)
-        if value is not None:
-            return value.to(dtype)
-        return torch.zeros(parameter.shape, dtype=dtype, device=parameter.device)
+
+def _cast(parameter: Tensor, value: Tensor | None, *, wide: bool) -> Tensor:
+    """A sum in its parameter's dtype; zeros where no gradient came."""
+    dtype = parameter.dtype
+    if wide and dtype is not torch.float32:
+        dtype = torch.promote_types(dtype, torch.float32)
+    if value is not None:
+        return value if value.dtype is dtype else value.to(dtype)
+    return torch.zeros(parameter.shape, dtype=dtype, device=parameter.device)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
 
 from torch import Tensor
 
@@ -15,30 +15,33 @@ Grads = dict[str, Tensor]
 Visitor = Callable[[str, Form], None]
 
 
-class Source(Protocol):
+class Source(abc.ABC):
     """A recording, as its questions see it.
 
     What was ``found`` in advance is None if nothing was: then the forms are queried.
     """
 
-    @property
-    def keeps(self) -> bool:
-        """Whether every form is at hand."""
+    keeps: bool  # whether every form is at hand
 
+    @abc.abstractmethod
     def ready(self) -> None:
         """Refuse to answer from a recording that is not complete, or no longer true."""
 
+    @abc.abstractmethod
     def sq_norms(self, names: Iterable[str], *, separate: bool) -> Grads:
         """‖gᵢ‖² of parameters, to be added up; ``separate``: of each that received a gradient."""
 
+    @abc.abstractmethod
     def sq_bounds(self, names: Iterable[str], forms: Forms | None) -> Grads:
         """Certified bounds of ‖gᵢ‖² for :meth:`clipping_forms` forms."""
 
+    @abc.abstractmethod
     def clipping_forms(
         self, names: Iterable[str], *, separate: bool
     ) -> contextlib.AbstractContextManager[Forms | None]:
         """Forms for norms and one sum; None where nothing is kept."""
 
+    @abc.abstractmethod
     def each(self, names: Sequence[str], visit: Visitor, *, linear: bool, last: bool) -> None:
         """Show the form of every parameter that received a gradient to a visitor.
 
@@ -48,15 +51,20 @@ class Source(Protocol):
 
     def found_grads(self, names: Sequence[str]) -> Grads | None:
         """Rows that the first pass wrote out, given away."""
+        return None
 
     def found_dots(self, direction: Mapping[str, Tensor], names: Sequence[str]) -> Grads | None:
         """⟨gᵢ, V⟩ of parameters, if the first pass took them."""
+        return None
 
     def found_projections(self, wanted: tuple[int, int]) -> list[Tensor] | None:
         """Projections (dim, seed), if the first pass took them."""
+        return None
 
     def found_moments(self) -> tuple[Grads, Grads, Grads] | None:
         """Sums, sums of squares and variances, if the first pass took them."""
+        return None
 
+    @abc.abstractmethod
     def forms(self, names: Iterable[str]) -> dict[str, Form]:
         """One form per parameter that received a gradient; refused where nothing is kept."""

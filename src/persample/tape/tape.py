@@ -1,9 +1,9 @@
-"""The tape: all uses of all parameters in one pass, and every question."""
+"""The tape: all uses of all parameters in one pass, and every query."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..backward.consumers.lean import Lean
+from ..distributed import Reduction
 from ..errors import UsageError
 from ..forms import Form, real
 from ..forms.sums import NoiseScale
@@ -39,9 +40,9 @@ from .source import Grads, Source
 
 
 class Tape:
-    """What :func:`persample.record` yields. Ask it after :meth:`backward`.
+    """What :func:`persample.record` yields. Query it after :meth:`backward`.
 
-    Every question takes ``params=``: a name, names, or a predicate on names.
+    Every query takes ``params=``: a name, names, or a predicate on names.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -57,7 +58,7 @@ class Tape:
             source = self._forms = ParameterForms(context, collector, recording.guards)
         self._question = Question(context, source)
         self._positions = Positions(context, collector)
-        self._explainer = Explainer(context, recording.inputs, collector)
+        self._explainer = Explainer(context, recording.inputs, collector, recording.guards.numbers)
         self._warned = False
         weakref.finalize(self, _release, weakref.ref(recording))
 
@@ -86,7 +87,7 @@ class Tape:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The recorded parameters, in the order of ``named_parameters()``."""
+        """The names of the recorded parameters, in the order of ``named_parameters()``."""
         return tuple(self._open().selected)
 
     def _open(self) -> Question:
@@ -106,7 +107,7 @@ class Tape:
         Args:
             tensor: Data, before it is used with parameters.
             dim: The axis of the samples.
-            ids: A sample for each index of that axis, where they are not in order; -1 for none.
+            ids: The sample of each index of that axis, if they are not in order; -1 for none.
 
         Returns:
             The tensor.
@@ -139,7 +140,7 @@ class Tape:
         return self._explainer.explain(self._forms)
 
     def close(self) -> None:
-        """Release everything the tape holds. Questions raise afterwards."""
+        """Release everything the tape holds. Queries raise afterwards."""
         if self._recording is not None:
             self._recording.release()
         self._recording = None
@@ -149,13 +150,14 @@ class Tape:
     def grads(self, *, params: Params = None, out: Grads | None = None) -> Grads:
         """Every sample's own gradient: ``{name: (n, *shape)}``.
 
-        Row i of each tensor belongs to sample i: the gradient of its loss (the sum of its losses,
-        if it has several). Rows are fresh, contiguous tensors of the
-        parameter's dtype and device; a parameter that had no influence has zeros. ``out`` takes
-        the dictionary of an earlier step and writes into its tensors instead; an embedding's buffer
-        is then cleared only where the earlier step wrote, unless it was written to since. What
-        NumPy, ``.data`` or DLPack write is found where it is all over the buffer; if they write new
-        values to a few of its elements, call ``zero_()`` before.
+        Row i of each tensor is the gradient of sample i's loss (of the sum of its losses, if it has
+        several). Rows are new, contiguous tensors of the parameter's dtype and device; a parameter
+        without influence has zeros.
+
+        ``out`` takes the dictionary of an earlier step and writes into its tensors instead. An
+        embedding's buffer is then cleared only where the earlier step wrote, unless it was written
+        to since. Writes by NumPy, ``.data`` or DLPack are noticed if they cover the buffer; if they
+        change only a few elements, call ``zero_()`` first.
 
         >>> import torch, persample
         >>> model = torch.nn.Linear(3, 2)
@@ -191,8 +193,8 @@ class Tape:
     def norms(self, *, params: Params = None) -> Tensor:
         """‖gᵢ‖ over all parameters: (n,). Never materialised.
 
-        Where products of positions cancel so far that digits would be lost, they are computed again
-        from rows. Clipping does not rely on them: it uses certified bounds.
+        If products of positions cancel so far that digits would be lost, norms are computed again
+        from rows. Clipping uses certified bounds instead.
         """
         with self._answering() as question:
             return question.sq_norms(question.names(params)).sqrt_()
@@ -241,8 +243,14 @@ class Tape:
         negative or NaN max_norm     UsageError
         mean or summed loss          UsageError: its rows are not gradients of losses
         coupled normaliser           MixedSamplesError with the line that divides
+        ``.item()`` before the loss  :class:`persample.ExtractedNumberWarning` with the line
         ===========================  =====================================================
         """
+        return self._clipped_sum(max_norm, rule, params)
+
+    def _clipped_sum(
+        self, max_norm: float, rule: Rule, params: Params, reduction: Reduction | None = None
+    ) -> Grads:
         with self._answering() as question:
             bound = number(max_norm, "max_norm")
             if not 0 <= bound < float("inf"):
@@ -251,7 +259,9 @@ class Tape:
                     fix="clipped_sum(1.0) lets no sample contribute more than norm 1",
                 )
             names, warn = question.names(params), not self._warned
-            found, left_out = clipped_sum(question, bound, rule, names, warn=warn)
+            found, left_out = clipped_sum(
+                question, bound, rule, names, warn=warn, reduction=reduction
+            )
             self._warned = self._warned or left_out
             return found
 
@@ -397,26 +407,55 @@ class Tape:
         """
         with torch._C.DisableTorchFunction(), torch.no_grad():
             selected = self._open().selected
-            if accumulate and self._context.options.grad:
-                raise UsageError(
-                    "set_grad(..., accumulate=True) on a recording with grad=True",
-                    why="the ordinary gradient is in .grad already: a clipped sum added to it has "
-                    "no bound",
-                    fix="set_grad(...) without accumulate replaces it; or record without grad=True",
-                )
+            self._expect_to_add(accumulate)
             problem, processes = unfit(grads, selected), self._context.processes
             if processes is not None:
-                targets = processes.reduced(grads, selected, accumulate=accumulate, problem=problem)
+                targets = processes.reduce(grads, selected, accumulate=accumulate, problem=problem)
             elif problem is not None:
                 raise problem
             else:
                 targets = [(selected[name], value) for name, value in grads.items()]
-            forget_untrained(parameter for parameter, _ in targets)
-            for parameter, value in targets:
-                new = value.detach().to(parameter.dtype)
-                if accumulate and parameter.grad is not None:
-                    new = parameter.grad + new
-                parameter.grad = new
+            _write_grads(targets, accumulate=accumulate)
+
+    def set_clipped_grad(
+        self,
+        max_norm: float,
+        *,
+        rule: Rule = flat,
+        params: Params = None,
+        accumulate: bool = False,
+    ) -> None:
+        """``set_grad(clipped_sum(max_norm))``, sums on their way while the next are computed.
+
+        The numbers are those of the two calls. Only where the model is spread over processes does
+        it make a difference: every process must call it, and a failure in one raises in all.
+        """
+        processes = self._context.processes
+        if processes is None:
+            self.set_grad(
+                self.clipped_sum(max_norm, rule=rule, params=params), accumulate=accumulate
+            )
+            return
+        question = self._open()
+        self._expect_to_add(accumulate)
+        names, key = question.names(params), ("clipped", accumulate)
+        reduction = processes.reduction(names, question.selected, key=key)
+        try:
+            self._clipped_sum(max_norm, rule, params, reduction)
+        except Exception as problem:
+            reduction.fail(problem)
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            _write_grads(reduction.finish(), accumulate=accumulate)
+
+    def _expect_to_add(self, accumulate: bool) -> None:
+        """Refuse to add a bounded sum to an ordinary gradient."""
+        if accumulate and self._context.options.grad:
+            raise UsageError(
+                "set_grad(..., accumulate=True) on a recording with grad=True",
+                why="the ordinary gradient is in .grad already: a clipped sum added to it has "
+                "no bound",
+                fix="set_grad(...) without accumulate replaces it; or record without grad=True",
+            )
 
     def _zero_norms(self, name: str) -> Tensor:
         parameter = self._question.selected[name]
@@ -428,6 +467,17 @@ def _release(owner: weakref.ref[Recording]) -> None:
     recording = owner()
     if recording is not None:
         recording.release()
+
+
+def _write_grads(targets: Iterable[tuple[Tensor, Tensor]], *, accumulate: bool) -> None:
+    """Make sums the parameters' ``.grad``, or add to it."""
+    targets = list(targets)
+    forget_untrained(parameter for parameter, _ in targets)
+    for parameter, value in targets:
+        new = value.detach().to(parameter.dtype)
+        if accumulate and parameter.grad is not None:
+            new = parameter.grad + new
+        parameter.grad = new
 
 
 def _write_rows(

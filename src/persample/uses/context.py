@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ..distributed import Spread
+from ..distributed import Processes
 from ..layouts.layout import State
 from .batches import Batches
 from .caller_memory import CallerMemory
@@ -43,7 +43,7 @@ class Context:
     mode: TorchFunctionMode
 
     def __init__(
-        self, options: Options, parameters: Parameters, processes: Spread | None, n: int | None
+        self, options: Options, parameters: Parameters, processes: Processes | None, n: int | None
     ) -> None:
         self.options, self.parameters, self.processes = options, parameters, processes
         self.states = TensorStates()
@@ -75,7 +75,7 @@ class Context:
     def release(self) -> None:
         """Forget every tensor."""
         self.closed = True
-        self.states.table.clear()
+        self.states.clear()
         self.written.clear()
         self.caller.clear()
         self.user_code.clear()

@@ -42,6 +42,7 @@ class Ahead:
 class Options:
     """The options of one recording.
 
+    ``rows``: bytes of rows that may be kept between norms and a sum; None is a share of the tape's.
     ``rules`` are the user's own, by operator name. ``native``: parameters stay in the graph, which
     ``verify`` and ``loop`` need. ``special``: uses do not run the usual way.
     """
@@ -52,6 +53,7 @@ class Options:
     ahead: Ahead | None
     positions: bool
     budget: int
+    rows: int | None
     rules: Mapping[str, Callable[..., Any]]
     same_samples: bool
     grad: bool

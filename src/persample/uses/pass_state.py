@@ -25,6 +25,7 @@ class PassState:
         self.scalar = False  # one number was back-propagated, not one loss per sample
         self.ordered = False  # loss i is sample i's
         self.coupled: Reason | None = None  # what scales the losses by a number of the whole batch
+        self.extracted: Reason | None = None  # a number that left torch before the losses
         self.apart = True  # samples were proven apart, also where each loss had its own pass
         self.reference: list[Tensor | None] = []  # autograd's gradients of weighted losses
         self.strict = False  # a backward pass from elsewhere raises at once

@@ -22,6 +22,10 @@ class Template:
     spec: TreeSpec | None
     positional: int
     names: tuple[str, ...]
+    simple: bool = field(init=False)  # the leaves are the arguments
+
+    def __post_init__(self) -> None:
+        self.simple = self.spec is None and not self.names
 
     def call(self, leaves: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments and keyword arguments."""

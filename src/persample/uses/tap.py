@@ -33,9 +33,8 @@ class Before:
         self, use: Use, saved: Sequence[Tensor], index: int, shape: torch.Size | None
     ) -> None:
         self.use, self.index, self.shape = use, index, shape
-        kept = [t.detach() for t in saved]
-        self.saved: tuple[Tensor, ...] | None = tuple(kept)
-        self.versions = versions(kept)
+        self.saved: tuple[Tensor, ...] | None = tuple([t.detach() for t in saved])
+        self.versions = versions(self.saved)
 
     def __call__(self, grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
         """Hand the gradient to the use; matrix products get one that need not be copied twice."""
@@ -49,23 +48,26 @@ class Before:
             elif grad.dim() > 2 and self.use.operator in PRODUCTS and not grad.is_contiguous():
                 grad = grad.contiguous()
                 changed = (*grads[: self.index], grad, *grads[self.index + 1 :])
-            context.receiver.receive(self.use, self._unpacked(), (grad,))
-        if not context.backward.retain and context.backward.receiving:
+            saved = self.saved
+            if saved is None or versions(saved) != self.versions:
+                raise self._gone()
+            context.receiver.receive(self.use, saved, (grad,))
+        backward = context.backward
+        if backward.receiving and not backward.retain:
             self.saved = None
         return changed
 
-    def _unpacked(self) -> tuple[Tensor, ...]:
+    def _gone(self) -> RuntimeError:
+        """Why what was saved cannot be given back."""
         if self.saved is None:
-            raise RuntimeError(
+            return RuntimeError(
                 f"{self.use.operator}: back-propagating a second time through a graph that was "
                 "freed; pass retain_graph=True the first time"
             )
-        if versions(self.saved) != self.versions:
-            raise RuntimeError(
-                f"an argument of {self.use.operator} was modified by an inplace operation after "
-                "it was used, and is needed for gradients"
-            )
-        return self.saved
+        return RuntimeError(
+            f"an argument of {self.use.operator} was modified by an inplace operation after "
+            "it was used, and is needed for gradients"
+        )
 
 
 class After:

@@ -13,6 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from ..errors import LOOP, Reason, here
 from ..layouts.layout import Additive, Layout, Mixed, State
 from ..layouts.views import Place, painted_through, whole_of
+from .results import Known, Results
 from .use import Lookup
 
 
@@ -115,22 +116,66 @@ class TensorStates:
     object and comes back as another one: there, ``memories`` knows it by its memory.
     """
 
-    __slots__ = ("_aliased", "_forget", "_lent", "batches", "made", "memories", "n", "table")
+    __slots__ = (
+        "_aliased", "_forget", "_lent", "_table", "batches", "made", "memories", "n", "results",
+    )  # fmt: skip
 
     def __init__(self) -> None:
-        self.table: dict[int, Mark] = {}
+        self._table: dict[int, Mark] = {}
+        self.results = Results()  # of repeated calls; they get marks when the table is looked at
         self.n: int | None = None
         self.batches = 0  # what the results of the call that runs are computed from
         self.memories: list[Memory] | None = None  # a list while a backward pass runs
         self.made: list[Tensor] | None = None  # a list while a function's results are kept alive
         self._lent: dict[int, tuple[weakref.ref[Tensor], Mark]] = {}
         self._aliased: set[int] = set()  # memory of constants that ``.data`` gave away
-        table = self.table
+        table = self._table
 
         def forget(ref: Any) -> None:
             table.pop(ref.key, None)
 
         self._forget = forget
+
+    @property
+    def table(self) -> dict[int, Mark]:
+        """The marks of all live tensors, by id."""
+        self.settle()
+        return self._table
+
+    def settle(self) -> None:
+        """Mark the results of repeated calls."""
+        if self.results.marked < len(self.results.each):
+            for ref, version, known, source in self.results.unmarked():
+                tensor = ref()
+                if tensor is not None and id(tensor) not in self._table:
+                    self._mark(tensor, version, known, None if source is None else source())
+
+    def _mark(self, tensor: Tensor, version: int, known: Known, source: Tensor | None) -> None:
+        """Mark a result as its call would have marked it; ``version`` is from then."""
+        mark = self._table[id(tensor)] = Mark(tensor, self._forget)
+        mark.key, mark.state, mark.history = id(tensor), known.state, known.grad
+        mark.batches = known.batches
+        like = self.relative(tensor, source, detached=known.detached) if known.aliasing else None
+        if like is None:
+            mark._family, mark._version, mark.epoch = None, version, 0
+        else:  # somebody wrote to the family since: out of date
+            mark._family = family = like.family
+            mark.epoch = family.epoch if family.version == version else family.epoch - 1
+
+    def relative(self, tensor: Tensor, source: Tensor | None, *, detached: bool) -> Mark | None:
+        """The mark of a tensor that shares memory with a result of ``source``."""
+        base = tensor._base
+        if base is None:
+            return self._table.get(id(source)) if detached else None
+        known = self._table.get(id(base))
+        if known is None and source is not None and source._base is base:
+            return self._table.get(id(source))  # two views of what nobody else sees
+        return known
+
+    def clear(self) -> None:
+        """Forget every tensor."""
+        self.results.clear()
+        self._table.clear()
 
     def put(self, tensor: Tensor, state: State | Derived, like: Mark | None = None) -> None:
         """Remember a tensor's state; ``like`` is the mark of a tensor it shares memory with."""
@@ -286,9 +331,16 @@ class TensorStates:
 
     def get(self, tensor: Tensor) -> Mark | None:
         """The mark, if the tensor is still what it was when it was marked."""
-        mark = self.table.get(id(tensor))
+        mark = self._table.get(id(tensor))
         if mark is None:
-            return None
+            line = self.results.find(tensor)
+            if line is None:
+                return None
+            if line[2].aliasing:
+                mark = self.table[id(tensor)]
+            else:
+                self._mark(tensor, line[1], line[2], None)
+                mark = self._table[id(tensor)]
         family = mark.family
         if family.version != version(tensor) or mark.epoch != family.epoch:
             mark.state = unseen("it, or a tensor that shares its memory, was written to")

@@ -122,6 +122,14 @@ class Use:
         return self.kind.operator
 
     @property
+    def wanted(self) -> bool:
+        """Whether a recorded parameter is behind one of its operands."""
+        for operand in self.operands:
+            if operand.name is not None or operand.edge is not None:
+                return True
+        return False
+
+    @property
     def out_layouts(self) -> list[Layout]:
         """The layouts of the tapped results."""
         return self.tapped.layouts

@@ -14,13 +14,14 @@ from torch import Tensor
 
 from ..cost import Plan, all_of
 from ..form import Form, add_all, double, real, wide
+from ..mapped import Composite
 from ..rounding import Unsure, bound_norms, enlarge
 from ..strided_part import Part
 
 _COMPARED = 64  # interleaved pieces up to which every pair is looked at
 
 
-class Pieces(Form):
+class Pieces(Composite):
     """gᵢ is put together from forms of places that share no element, and zero elsewhere."""
 
     __slots__ = ("parts",)
@@ -28,24 +29,12 @@ class Pieces(Form):
     def __init__(self, parts: Sequence[Part]) -> None:
         first = parts[0]
         dtype = max((p.dtype for p in parts), key=lambda d: d.itemsize)
-        super().__init__(first.n, first.shape, dtype, first.device)
+        super().__init__(parts, first.n, first.shape, dtype, first.device)
         self.parts = list(parts)
-
-    def tensors(self) -> list[Tensor]:
-        """What the pieces are made of."""
-        return [t for p in self.parts for t in p.tensors()]
 
     def owns(self, rows: Tensor) -> bool:
         """Rows are put together in new memory."""
         return False
-
-    def nbytes(self) -> int:
-        """Bytes of all pieces."""
-        return sum(p.nbytes() for p in self.parts)
-
-    def work(self) -> int:
-        """That of all pieces."""
-        return sum(p.work() for p in self.parts)
 
     def plan(self) -> Plan:
         """The pieces' own."""

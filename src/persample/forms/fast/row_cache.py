@@ -7,11 +7,10 @@ backward passes is computed once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
-from ..cost import scratch
 from ..dense import Dense
 from ..form import Form, wide
 from ..outer import Outer
@@ -21,7 +20,7 @@ from ..total import Total
 from ..user_maps import Joint
 from .elementwise import Scaled
 
-_KEPT = 12  # multiplications worth a byte of rows: 9 is level in time, at more memory
+_KEPT = 7  # multiplications worth a byte of rows: level in time, where rows are not in cache
 
 
 class Kept(Dense):
@@ -41,6 +40,8 @@ def work_saved(form: Form) -> int:
 
     What goes back through a graph, or runs an operator again, would do so for norms and for sums.
     """
+    if form.__class__ is Dense:
+        return 0
     if isinstance(form, (Joint, Pullback, Replay)):
         return form.plan().cost
     if isinstance(form, Total) and form.tied() is None:  # norms are those of rows
@@ -55,16 +56,15 @@ def _bytes(form: Form) -> int:
     return form.n * form.size * wide(form.dtype).itemsize
 
 
-def kept_rows(forms: Mapping[str, Form]) -> dict[str, Kept]:
-    """Rows of the forms that save most for their size, in half of the budget."""
+def kept_rows(forms: Mapping[str, Form], room: Callable[[int], int]) -> dict[str, Kept]:
+    """Rows of the forms that save most for their size, in the room for so many bytes."""
     found: dict[str, Kept] = {}
-    room = scratch() // 2
     gains = {name: work_saved(form) / max(1, _bytes(form)) for name, form in forms.items()}
-    for name in sorted(gains, key=gains.__getitem__, reverse=True):
+    worth = [n for n in sorted(gains, key=gains.__getitem__, reverse=True) if gains[n] > 0]
+    left = room(sum(_bytes(forms[name]) for name in worth)) if worth else 0
+    for name in worth:
         form = forms[name]
-        if gains[name] <= 0:
-            break
-        if _bytes(form) <= room:
-            room -= _bytes(form)
+        if _bytes(form) <= left:
+            left -= _bytes(form)
             found[name] = Kept(form.wide_dense())
     return found

@@ -10,37 +10,26 @@ from torch import Tensor
 from ..cost import Plan, all_of
 from ..dense import Dense
 from ..form import Form, real, wide
+from ..mapped import Composite
 from ..outer import Outer
 from ..patches import Patches
 from ..sketch import Sketch
 
 
-class SingleSamples(Form):
+class SingleSamples(Composite):
     """gᵢ is the only gradient of the form ``parts[i]``, or zero where there is none."""
 
     __slots__ = ("parts",)
 
     def __init__(self, parts: Mapping[int, Form], n: int, like: Form) -> None:
-        super().__init__(n, like.shape, like.dtype, like.device)
+        super().__init__([*parts.values()], n, like.shape, like.dtype, like.device)
         self.parts = dict(parts)
 
     # ------------------------------------------------------------------ what it is made of
 
-    def tensors(self) -> list[Tensor]:
-        """What the parts are made of."""
-        return [t for part in self.parts.values() for t in part.tensors()]
-
     def owns(self, rows: Tensor) -> bool:
         """Dense rows have their own memory."""
         return False
-
-    def nbytes(self) -> int:
-        """Bytes of all parts."""
-        return sum(part.nbytes() for part in self.parts.values())
-
-    def work(self) -> int:
-        """That of all parts."""
-        return sum(part.work() for part in self.parts.values())
 
     def plan(self) -> Plan:
         """Each part's own."""

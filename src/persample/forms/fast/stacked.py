@@ -1,22 +1,35 @@
-"""Rows of many small tensors side by side: one kernel answers for all of them.
+"""Gradients of many small tensors side by side: one kernel answers for all of them.
 
-A model has a bias, a scale or a shift for every matrix. Their rows are short, and a question to
-each on its own costs more in calls than in arithmetic.
+A model has a bias, a scale or a shift for every matrix, and small models have many matrices of one
+size. A question to each on its own costs more in calls than in arithmetic.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..cost import JOINED, scratch
 from ..dense import Dense
-from ..form import Form, wide
+from ..form import Form
+from ..outer import Outer
 
 
-class Stacked(Dense):
+class Stacked:
+    """Gradients of several tensors as one form."""
+
+    __slots__ = ()
+    shapes: dict[str, torch.Size]
+
+    def split(self, total: Tensor) -> dict[str, Tensor]:
+        """A sum over samples as every tensor's own sum."""
+        raise NotImplementedError
+
+
+class StackedRows(Stacked, Dense):
     """gᵢ of several tensors, one after the other in row i."""
 
     __slots__ = ("shapes",)
@@ -26,9 +39,9 @@ class Stacked(Dense):
         super().__init__(torch.cat(flat, 1))
         self.shapes = {name: form.shape for name, form in forms.items()}
 
-    def without(self, bad: Tensor) -> Stacked:
+    def without(self, bad: Tensor) -> StackedRows:
         """Zero rows for some samples."""
-        cleared = object.__new__(Stacked)
+        cleared = object.__new__(StackedRows)
         Dense.__init__(cleared, self.values.masked_fill(bad.unsqueeze(1), 0))
         cleared.shapes = self.shapes
         return cleared
@@ -42,25 +55,67 @@ class Stacked(Dense):
         }
 
 
+class StackedProducts(Stacked, Outer):
+    """Outer products of one position for several matrices of one size: a block for each."""
+
+    __slots__ = ("shapes",)
+
+    def __init__(self, forms: Mapping[str, Outer]) -> None:
+        left = torch.stack([form.given[0] for form in forms.values()], 1).unsqueeze(2)
+        right = torch.stack([form.given[1] for form in forms.values()], 1).unsqueeze(2)
+        shape = torch.Size((len(forms), left.shape[3], right.shape[3]))
+        super().__init__(left, right, shape)
+        self.shapes = {name: form.shape for name, form in forms.items()}
+
+    def without(self, bad: Tensor) -> StackedProducts:
+        """Zero factors for some samples."""
+        cleared, whole = object.__new__(StackedProducts), Outer.without(self, bad)
+        Outer.__init__(cleared, *whole.given, self.shape)
+        cleared.shapes = self.shapes
+        return cleared
+
+    def certified(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Sums over blocks are rounded, too."""
+        found, bound, off = super().certified()
+        return found, bound.mul_(1 + len(self.shapes) * torch.finfo(bound.dtype).eps), off
+
+    def split(self, total: Tensor) -> dict[str, Tensor]:
+        """A sum over samples as every tensor's own sum."""
+        parts = zip(total.unbind(), self.shapes.items(), strict=True)
+        return {name: part.view(shape) for part, (name, shape) in parts}
+
+
 def stack_forms(forms: Mapping[str, Form]) -> dict[str, Form]:
-    """The same forms, small rows of one dtype and device joined under the first one's name.
+    """The same forms, small ones of one kind, dtype and device joined under the first one's name.
 
     The copies take a quarter of the budget at most.
     """
     found: dict[str, Form] = {}
-    small: dict[tuple[torch.dtype, torch.device], dict[str, Dense]] = {}
+    rows: dict[Any, dict[str, Dense]] = {}
+    pairs: dict[Any, dict[str, Outer]] = {}
     room = scratch() // 4
     for name, form in forms.items():
-        if isinstance(form, Dense) and _fits(form) and form.nbytes() <= room:
-            room -= form.nbytes()
-            small.setdefault((form.dtype, form.device), {})[name] = form
+        size = form.nbytes() if form.__class__ is Outer or isinstance(form, Dense) else room + 1
+        if size > room or form.dtype not in (torch.float32, torch.float64):
+            found[name] = form
+        elif isinstance(form, Dense) and form.values.numel() <= JOINED:
+            room -= size
+            rows.setdefault((form.dtype, form.device), {})[name] = form
+        elif isinstance(form, Outer) and _is_small_pair(form):
+            room -= size
+            left, right = form.given
+            kind = left.shape[1], right.shape[1], form.dtype, form.device
+            pairs.setdefault(kind, {})[name] = form
         else:
             found[name] = form
-    for rows in small.values():
-        found[next(iter(rows))] = Stacked(rows) if len(rows) > 1 else next(iter(rows.values()))
+    for alike in rows.values():
+        found |= {next(iter(alike)): StackedRows(alike)} if len(alike) > 1 else alike
+    for blocks in pairs.values():
+        found |= {next(iter(blocks)): StackedProducts(blocks)} if len(blocks) > 1 else blocks
     return found
 
 
-def _fits(form: Dense) -> bool:
-    dtype = form.dtype
-    return form.values.numel() <= JOINED and dtype == wide(dtype) and not dtype.is_complex
+def _is_small_pair(form: Outer) -> bool:
+    """Factors of one position and one block, few enough to be copied."""
+    left, right = form.given
+    return left.dim() == 2 and left.numel() + right.numel() <= JOINED and left.numel() > 0

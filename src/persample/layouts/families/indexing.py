@@ -12,7 +12,7 @@ from ..call import Call, Result, axes, carry
 from ..layout import Layout, align, explicit, ids_of, merge, remap
 from ..operators import rule
 from ..reshaping import squeeze_colours
-from ..subscript import expand_index, is_full, shrunk
+from ..subscript import expand_index, is_full, shrink_colours
 
 
 @rule("getitem index", linear=True, routes=True)
@@ -25,10 +25,10 @@ def getitem(call: Call) -> Result:
     layout = call.layout(x)
     result: Layout | None = None
     if layout is not None:
-        result = _read(layout, x, entries, call)
+        result = _read_layout(layout, x, entries, call)
     layouts = call.layouts
     if result is None:
-        entries, layouts = _unmasked(call, entries)
+        entries, layouts = _indices_of_masks(call, entries)
     chosen = _index_colours(call, entries, layouts)
     if chosen is not None and not chosen.coupled:
         result = chosen if result is None else merge(result, chosen, call.out.shape, call.n)
@@ -37,7 +37,7 @@ def getitem(call: Call) -> Result:
     return result
 
 
-def _read(layout: Layout, x: Tensor, entries: list[Any], call: Call) -> Layout:
+def _read_layout(layout: Layout, x: Tensor, entries: list[Any], call: Call) -> Layout:
     if not any(isinstance(e, Tensor) for e in entries):
         places: list[int | None] = []
         axis, new, touched = 0, 0, set()
@@ -55,11 +55,11 @@ def _read(layout: Layout, x: Tensor, entries: list[Any], call: Call) -> Layout:
             axis += 1
         if not any(d in touched for d in layout.axes) and new == call.out.dim():
             return remap(layout, places, new)
-    ids = shrunk(ids_of(layout, x.shape, call.n, x.device), x.shape, entries)
+    ids = shrink_colours(ids_of(layout, x.shape, call.n, x.device), x.shape, entries)
     return explicit(squeeze_colours(ids[tuple(entries)], call.n), call.n)
 
 
-def _unmasked(call: Call, entries: list[Any]) -> tuple[list[Any], dict[int, Layout]]:
+def _indices_of_masks(call: Call, entries: list[Any]) -> tuple[list[Any], dict[int, Layout]]:
     """Masks that hold samples as the indices they stand for, and the layouts of all indices."""
     found: list[Any] = []
     layouts = dict(call.layouts)

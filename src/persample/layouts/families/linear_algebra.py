@@ -89,3 +89,11 @@ def vander(call: Call) -> Result:
     """Powers along a new last axis."""
     x = call.arg(0, "x")
     return carry(call, [(x, ())], call.out, trailing(call.out, 1))
+
+
+@rule("ormqr")
+def ormqr(call: Call) -> Result:
+    """Batches of reflectors, their factors, and the matrices that they are applied to."""
+    a, tau, other = call.arg(0, "input"), call.arg(1, "tau"), call.arg(2, "other")
+    operands = [(a, {-2, -1}), (tau, {-1}), (other, {-2, -1})]
+    return carry(call, operands, call.out, {-2, -1})

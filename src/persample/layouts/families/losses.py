@@ -22,7 +22,7 @@ def _reduction(call: Call, position: int) -> int:
     return int(value)
 
 
-def _unreduced(call: Call, shape: Sequence[int]) -> Tensor:
+def _stand_in(call: Call, shape: Sequence[int]) -> Tensor:
     """A stand-in with the shape the unreduced result would have."""
     return call.first.new_empty(()).expand(shape) if call.first.dim() == 0 else call.first
 
@@ -40,7 +40,7 @@ def _by_row(
 ) -> Result:
     """A loss for each element of ``shape``, then reduced as the argument at a position says."""
     reduction = _reduction(call, position)
-    out = call.out if reduction == _NONE else _unreduced(call, shape)
+    out = call.out if reduction == _NONE else _stand_in(call, shape)
     return _finish(carry(call, operands, out), reduction)
 
 
@@ -63,7 +63,7 @@ def pointwise_loss(call: Call) -> Result:
         call.func,
         call.args,
         call.kwargs,
-        _unreduced(call, shape),
+        _stand_in(call, shape),
         call.layouts,
         call.n,
     )

@@ -29,11 +29,11 @@ def convolution(call: Call) -> Result:
         )
     layout = call.layout(x)
     if layout is not None and layout.ids is None and layout.axis == 1:
-        return _grouped(call, x, weight, layout)
+        return _grouped_convolution(call, x, weight, layout)
     return carry(call, [(x, set(range(1, x.dim())))], call.out, set(range(1, x.dim())))
 
 
-def _grouped(call: Call, x: Tensor, weight: Tensor, layout: Layout) -> Result:
+def _grouped_convolution(call: Call, x: Tensor, weight: Tensor, layout: Layout) -> Result:
     """Samples on the channel axis of a grouped convolution (one filter bank per sample)."""
     groups = call.arg(6, "groups", default=1)
     into, out_of = x.shape[1] // groups, call.out.shape[1] // groups
@@ -161,7 +161,7 @@ def recurrent(call: Call) -> Result | list[Result]:
     """(time, batch, features), or packed rows with their batch sizes."""
     x, second = call.args[0], call.args[1]
     if isinstance(second, Tensor) and second.dim() == 1 and not second.is_floating_point():
-        return _packed(call, x, second)
+        return _packed_recurrence(call, x, second)
     states = _states(call, call.arg(1, "hx"), x)
     batch = 0 if call.arg(8, "batch_first") else 1
     out = call.out[0]
@@ -198,7 +198,7 @@ def _at(layout: Layout, axis: int, rank: int) -> Layout:
     return Layout(axis, 1, layout.ids.view(view))
 
 
-def _packed(call: Call, x: Tensor, sizes: Tensor) -> list[Result]:
+def _packed_recurrence(call: Call, x: Tensor, sizes: Tensor) -> list[Result]:
     """Packed rows: each slot must hold one sample from its first to its last step."""
     layout, states = call.layout(x), _states(call, call.args[2], x)
     if layout is None:

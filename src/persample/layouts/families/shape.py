@@ -15,6 +15,7 @@ from ..layout import Layout, align, explicit, ids_of, remap
 from ..operators import rule
 from ..reshaping import reshape as reshape_layout
 from ..reshaping import squeeze_colours
+from ..views import reach
 
 # all tensors among the arguments are moved
 _ALL_MOVED = frozenset(("block_diag", "select_scatter", "slice_scatter", "diagonal_scatter"))
@@ -169,11 +170,11 @@ def each_alone(call: Call) -> Result | list[Result]:
     """Every tensor is broadcast, or given axes of one, on its own."""
     tensors = call.args[0] if isinstance(call.args[0], (list, tuple)) else call.args
     if isinstance(call.out, Tensor):
-        return _grown(call, tensors[0], call.out)
-    return [_grown(call, t, out) for t, out in zip(tensors, call.out, strict=True)]
+        return _grow(call, tensors[0], call.out)
+    return [_grow(call, t, out) for t, out in zip(tensors, call.out, strict=True)]
 
 
-def _grown(call: Call, x: Tensor, out: Tensor) -> Result:
+def _grow(call: Call, x: Tensor, out: Tensor) -> Result:
     layout = call.layout(x)
     if layout is None:
         return None
@@ -209,7 +210,7 @@ def pieces(call: Call) -> Result | list[Result]:
     first = call.out if isinstance(call.out, Tensor) else (call.out[0] if call.out else None)
     if first is None:
         return []
-    dim = _cut(call, x)
+    dim = _cut_axis(call, x)
     if dim is None or dim in layout.axes:
         return probe_layouts(call)
     if first.dim() == x.dim():
@@ -217,7 +218,7 @@ def pieces(call: Call) -> Result | list[Result]:
     return remap(layout, [None if d == dim else d - (d > dim) for d in range(x.dim())], first.dim())
 
 
-def _cut(call: Call, x: Tensor) -> int | None:
+def _cut_axis(call: Call, x: Tensor) -> int | None:
     """The axis along which a view operator cuts, None for a diagonal."""
     name = call.name.removeprefix("unsafe_").removesuffix("_copy")
     if name in ("diagonal", "linalg_diagonal", "unfold"):
@@ -236,8 +237,7 @@ def as_strided(call: Call) -> Result:
     size, stride = call.arg(1, "size"), call.arg(2, "stride")
     offset = call.arg(3, "storage_offset")
     start = 0 if offset is None else offset - x.storage_offset()
-    extent = 1 + sum((s - 1) * d for s, d in zip(x.shape, x.stride(), strict=True))
-    memory = torch.full((max(extent, 1),), -1, device=x.device)
+    memory = torch.full((max(reach(x.shape, x.stride()), 1),), -1, device=x.device)
     colours = ids_of(layout, x.shape, call.n, x.device).expand(x.shape)
     memory.as_strided(x.shape, x.stride()).copy_(colours)
     return explicit(squeeze_colours(memory.as_strided(size, stride, start), call.n), call.n)

@@ -93,7 +93,7 @@ def index_add(call: Call) -> Result:
     """Rows of the source go to the rows that the index names."""
     x, index, source = call.arg(0, "input"), call.arg(2, "index"), call.arg(3, "source", "tensor")
     axis = call.arg(1, "dim") % max(x.dim(), 1)
-    return _scattered(call, x, source, axis, index, along_axis=True)
+    return _scatter_layout(call, x, source, axis, index, along_axis=True)
 
 
 @rule("scatter scatter_add", linear=True, routes=True)
@@ -106,9 +106,9 @@ def scatter(call: Call) -> Result:
     if not isinstance(source, Tensor) or call.layout(source) is None:
         layout, chosen = call.layout(x), call.layout(index)
         if chosen is not None and layout is None:
-            return _scattered(call, x, index, axis, index, along_axis=False)
+            return _scatter_layout(call, x, index, axis, index, along_axis=False)
         return layout
-    return _scattered(call, x, source, axis, index, along_axis=False)
+    return _scatter_layout(call, x, source, axis, index, along_axis=False)
 
 
 # products and extremes: a sum over samples does not stay one
@@ -116,7 +116,7 @@ rule("index_reduce", routes=True)(index_add)
 rule("scatter_reduce", routes=True)(scatter)
 
 
-def _scattered(
+def _scatter_layout(
     call: Call, x: Tensor, source: Tensor, axis: int, index: Tensor, *, along_axis: bool
 ) -> Result:
     layout, brought = call.layout(x), call.layout(source)
@@ -172,7 +172,7 @@ def overwrite(call: Call) -> Result:
     if call.name == "masked_scatter":
         return _masked_scatter(call, x, call.arg(1, "mask"), call.arg(2, "source"))
     if call.name in ("select_scatter", "slice_scatter", "diagonal_scatter"):
-        return _replaced(call)
+        return _replace_part(call)
     if others:
         mask = call.arg(2, "index")
         if call.name == "index_fill" and others == [id(mask)] and call.layout(x) is not None:
@@ -210,7 +210,7 @@ def _masked_scatter(call: Call, x: Tensor, mask: Tensor, source: Tensor) -> Resu
     return layout_after_write(x, before, after, call.n)
 
 
-def _replaced(call: Call) -> Result:
+def _replace_part(call: Call) -> Result:
     """Colours by running the write on colours; a place may keep its colour or take one."""
     x = call.arg(0, "input", "self")
     outside = probe_layouts(call)

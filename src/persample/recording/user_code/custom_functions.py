@@ -33,7 +33,7 @@ class CustomFunctions:
         self.context, self.numbers = context, numbers
         self._facts = context.user_code
         self._nodes: dict[int, Followed] = {}
-        self._read: list[tuple[Tensor, Layout]] = []
+        self.pending: list[tuple[Tensor, Layout]] = []  # read without gradients
 
     def clear(self) -> None:
         """Let go of the graph; its nodes hold hooks that lead back here."""
@@ -42,7 +42,7 @@ class CustomFunctions:
                 followed.own.use.rule = None
             followed.node = followed.own = None
         self._nodes.clear()
-        self._read.clear()
+        self.pending.clear()
 
     def read(self, coloured: list[tuple[Tensor, State]]) -> None:
         """Tensors of the graph that were read without gradients: a function's arguments, maybe."""
@@ -50,25 +50,25 @@ class CustomFunctions:
             self.numbers.hide("torch.func")
         for tensor, state in coloured:
             if isinstance(state, Layout) and tensor.requires_grad:
-                self._read.append((tensor, state))
+                self.pending.append((tensor, state))
 
     def forget_read(self) -> None:
         """No function is being applied."""
-        self._read.clear()
+        self.pending.clear()
 
     def leave(self) -> None:
         """Something with gradients is called: the function, if there was one, has been left.
 
         Its result may not have been looked at yet, and its arguments are known now.
         """
-        if not self._read:
+        if not self.pending:
             return
         for mark in list(self.context.states.table.values()):
             if not mark.history:
                 tensor = mark()
                 if tensor is not None and gained_history(mark, tensor):
                     self.adopt(tensor, mark)
-        self._read.clear()
+        self.pending.clear()
 
     def adopt(self, tensor: Tensor, mark: Mark) -> None:
         """A marked tensor became the result of a function the recorder did not see applied."""
@@ -102,7 +102,7 @@ class CustomFunctions:
         elif isinstance(mark.state, (Layout, Constant, Additive)):
             base = tensor._base
             if isinstance(mark.state, Layout) and base is not None:
-                self._read.append((base, mark.state))
+                self.pending.append((base, mark.state))
             self._follow(node, tensor, mark.state)
 
     def of_excluded(self, node: Any) -> bool:
@@ -122,7 +122,7 @@ class CustomFunctions:
         state = self.context.look(base)
         if not isinstance(state, Layout):
             return None
-        self._read.append((base, state))
+        self.pending.append((base, state))
         self.context.states.put(tensor, state, self.context.states.table.get(id(base)))
         self._follow(node, tensor, state)
         return state
@@ -158,7 +158,7 @@ class CustomFunctions:
 
     def _argument(self, node: Any, number: int) -> Layout | None:
         """The layout of the tensor that a graph edge leads to, if it is alive or was just read."""
-        for source, layout in self._read:
+        for source, layout in self.pending:
             if is_edge(source, node, number):
                 return layout
         for mark in list(self.context.states.table.values()):

@@ -1,0 +1,1 @@
+"""Programs that measure, and where their results are kept."""

@@ -1,0 +1,124 @@
+"""Sums over processes that travel while the next ones are computed.
+
+Every process passes the same names in the same order; a sum that is ready early waits for its turn.
+Small sums travel together. Nothing is written before all processes have said that they are done.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .places import Places, Targets, agree, await_shard, reduce_shard
+
+BUCKET = 4 << 20  # bytes that travel together
+Bucket = list[tuple[str, Tensor]]
+
+
+class Reduction:
+    """The sums of one question, on their way."""
+
+    def __init__(
+        self,
+        places: Places,
+        names: Sequence[str],
+        selected: Mapping[str, Tensor],
+        *,
+        key: Any,
+        problem: Exception | None,
+    ) -> None:
+        self._places, self._names, self._selected = places, names, selected
+        self._number = zlib.crc32(repr(key).encode())
+        self._ready: dict[str, Tensor] = {}
+        self._buckets: dict[tuple[int, torch.dtype], Bucket] = {}
+        self._pending: list[tuple[Bucket, Tensor, Any]] = []
+        self._found: dict[str, Tensor] = {}
+        self._next, self._problem = 0, problem
+        self._agreed = self._over = False
+
+    def begin(self) -> None:
+        """Every process is about to send the same; raises in all of them if one has a problem."""
+        self._over = True
+        self._agree(self._problem)
+        self._over, self._agreed = False, True
+
+    def add(self, name: str, value: Tensor) -> None:
+        """One sum of this process; it is not written to."""
+        self._ready[name] = value
+        while self._next < len(self._names) and self._names[self._next] in self._ready:
+            self._send(self._names[self._next])
+            self._next += 1
+
+    def finish(self) -> Targets:
+        """The :meth:`targets`, if no process has failed meanwhile."""
+        found = self.targets()
+        self._agree(None)
+        return found
+
+    def targets(self) -> Targets:
+        """(parameter, sum over processes) of every name."""
+        self._wait()
+        found = []
+        for name in self._names:
+            parameter = self._selected[name]
+            home = self._places.home(parameter)
+            found.append((parameter if home is None else home, self._found[name]))
+        return found
+
+    def fail(self, problem: Exception) -> None:
+        """Let no process wait for this one, nor write what it lacks; raises the problem."""
+        if self._over:  # all processes know
+            raise problem
+        if self._agreed:
+            for name in self._names[self._next :]:
+                parameter = self._selected[name]
+                dtype = torch.promote_types(parameter.dtype, torch.float32)
+                blank = torch.zeros(parameter.shape, dtype=dtype, device=parameter.device)
+                self.add(name, self._ready.get(name, blank))
+            self._wait()
+        self._agree(problem)
+
+    def _agree(self, problem: Exception | None) -> None:
+        device = next(iter(self._selected.values())).device
+        for group in self._places.groups(self._selected.values()):
+            agree(group, device, self._number, problem)
+        if problem is not None:
+            raise problem
+
+    def _send(self, name: str) -> None:
+        parameter, value = self._selected[name], self._ready[name].detach()
+        home, group = self._places.home(parameter), self._places.replicas(parameter)
+        if home is not None:
+            self._found[name] = reduce_shard(value, home, wait=False)
+        elif group is None:
+            self._found[name] = value
+        else:
+            key = (id(group), value.dtype)
+            bucket = self._buckets.setdefault(key, [])
+            bucket.append((name, value))
+            if sum(each.nbytes for _, each in bucket) >= BUCKET:
+                self._flush(key)
+
+    def _flush(self, key: tuple[int, torch.dtype]) -> None:
+        bucket = self._buckets.pop(key)
+        group = self._places.replicas(self._selected[bucket[0][0]])
+        flat = torch.cat([value.reshape(-1) for _, value in bucket])
+        self._pending.append((bucket, flat, dist.all_reduce(flat, group=group, async_op=True)))
+
+    def _wait(self) -> None:
+        for key in list(self._buckets):
+            self._flush(key)
+        for bucket, flat, work in self._pending:
+            work.wait()
+            parts = flat.split([value.numel() for _, value in bucket])
+            for (name, value), part in zip(bucket, parts, strict=True):
+                self._found[name] = part.view(value.shape)
+        for name, value in self._found.items():
+            home = self._places.home(self._selected[name])
+            if home is not None:
+                self._found[name] = await_shard(value, home)

@@ -1,0 +1,69 @@
+"""Kernels of equal results that are tried on the processor at hand.
+
+Which of two kernels is faster can differ by a factor of two between processors. They are tried
+once per process, dtype and number of threads, on memory of their own, when the first large product
+is asked for. Only kernels that round alike compete, so a choice changes no number and no bound.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+Product = Callable[..., Tensor]
+Class = tuple[torch.dtype, int]
+LARGE = 1 << 25  # elements of a result below which a broadcast product is fastest everywhere
+_TRIAL = 1 << 23  # elements that a trial writes, several times
+_ROUNDS = 5
+_GAIN = 0.95  # the matrix product must be faster by this: a trial is noisy
+BROADCAST, MATRIX = "broadcast product", "matrix product"
+_KERNELS: dict[str, Product] = {BROADCAST: torch.mul, MATRIX: torch.bmm}
+_chosen: dict[Class, str] = {}
+
+
+def outer_products(column: Tensor, row: Tensor, out: Tensor | None = None) -> Tensor:
+    """Columns (n, …, a, 1) times rows (n, …, 1, b): every number is one product."""
+    return _KERNELS[outer_kernel(column, row)](column, row, out=out)
+
+
+def outer_kernel(column: Tensor, row: Tensor) -> str:
+    """The kernel that serves these factors."""
+    if column.numel() * row.shape[-1] <= LARGE or not _may_try(column):
+        return BROADCAST
+    key = (column.dtype, torch.get_num_threads())
+    found = _chosen.get(key)
+    if found is None:
+        found = _chosen[key] = _tried(column.dtype, column.shape[-2], row.shape[-1])
+    return found
+
+
+def _may_try(column: Tensor) -> bool:
+    """Whether a matrix product gives the same numbers, and the same kernel need not run every time.
+
+    Below the highest precision a matrix product may round its factors first.
+    """
+    return (
+        column.dim() == 3
+        and column.device.type == "cpu"
+        and column.dtype in (torch.float32, torch.float64)
+        and torch.get_float32_matmul_precision() == "highest"
+        and not torch.are_deterministic_algorithms_enabled()
+    )
+
+
+def _tried(dtype: torch.dtype, a: int, b: int) -> str:
+    """The faster kernel: in turn, into one buffer, the shortest times."""
+    n = max(1, _TRIAL // (a * b))
+    out = torch.zeros(n, a, b, dtype=dtype, device="cpu")
+    column, row = out.new_ones(n, a, 1), out.new_ones(n, 1, b)
+    seconds: dict[str, list[float]] = {name: [] for name in _KERNELS}
+    for _ in range(_ROUNDS):
+        for name, kernel in _KERNELS.items():
+            start = time.perf_counter()
+            kernel(column, row, out=out)
+            seconds[name].append(time.perf_counter() - start)
+    best = {name: min(found) for name, found in seconds.items()}
+    return MATRIX if best[MATRIX] < _GAIN * best[BROADCAST] else BROADCAST

@@ -1,0 +1,154 @@
+"""Learns calls that were handled in full, where shapes and closed layouts decide all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import here
+from ..layouts import Operator
+from ..layouts.layout import Layout
+from ..uses.context import Context
+from ..uses.results import Known
+from ..uses.signature import known as known_kind
+from .follower import CLASSES, Follower
+from .program import (
+    Cursor,
+    OfConstant,
+    OfMark,
+    OfParameter,
+    Origin,
+    Several,
+    Step,
+    UsePlan,
+    flat,
+    plain,
+)
+from .roles import Roles
+
+
+class Learner:
+    """Adds steps to the program of a recording's model."""
+
+    def __init__(self, context: Context, cursor: Cursor, follower: Follower) -> None:
+        self._context, self._cursor, self._follower = context, cursor, follower
+        self._results, self._marks = context.states.results, context.states.table
+
+    def data(
+        self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any],
+        roles: Roles, out: Any, states: Any,
+    ) -> None:  # fmt: skip
+        """A call on data was handled: learn it, if shapes and closed layouts decided all of it."""
+        at = self._learning(operator, func, roles)
+        if at is None or operator.name == "data" or "out" in kwargs:
+            return
+        outs = out if isinstance(out, (list, tuple)) else [out]
+        states = states if states.__class__ is list else [states] * len(outs)
+        if len(outs) != len(states):
+            return
+        if not all(t.__class__ is Tensor for t in outs) or not all(_closed(s) for s in states):
+            return
+        origins = self._origins(flat(args, kwargs))
+        source = self._source(operator, args, roles)
+        if origins is None or source is None:
+            return
+        batches = roles.all_batches()
+        known = tuple(
+            Known(
+                state, batches, tensor.requires_grad,
+                aliasing=operator.aliasing, detached=operator.name == "detach",
+            )
+            for tensor, state in zip(outs, states, strict=True)
+        )  # fmt: skip
+        watched = bool(roles.loose) and self._context.options.lean
+        single = known if outs is out else known[0]
+        step = Step(func, origins, tuple(kwargs), single, source, watched=watched)
+        self._add(at, step, out, args)
+
+    def use(
+        self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any],
+        roles: Roles, out: Any,
+    ) -> None:  # fmt: skip
+        """A use was recorded: learn it, if its kind was learned."""
+        at = self._learning(operator, func, roles)
+        kind = known_kind(roles.key, operator.inplace, len(args))
+        if at is None or kind is None or kind.single is None or out.__class__ is not Tensor:
+            return
+        if operator.recurrent or operator.random:
+            return
+        origins = self._origins(flat(args, kwargs))
+        if origins is None or any(id(t) not in self._cursor.slots for t in roles.owned):
+            return
+        slots, values = self._context.parameters.slots, flat(args, kwargs)
+        names = [slots[id(values[k])].name for k in kind.mine]
+        known = Known(
+            kind.single.layouts[0], roles.all_batches(), out.requires_grad,
+            aliasing=False, detached=False,
+        )  # fmt: skip
+        use, watched = UsePlan(operator, kind, names, here()), bool(roles.loose)
+        step = Step(func, origins, tuple(kwargs), known, -1, use, watched=watched)
+        self._add(at, step, out, args)
+
+    def _learning(self, operator: Operator, func: Any, roles: Roles) -> Step | None:
+        """After which step a call that was handled can be learned."""
+        if roles.key is None or operator.inplace or self._context.backward.busy:
+            return None
+        if self._cursor.passing or not torch.is_grad_enabled():
+            return None
+        return self._cursor.at or self._cursor.begin()
+
+    def _add(self, at: Step, step: Step, out: Any, args: Any) -> None:
+        """A step was learned; its results have marks already."""
+        self._cursor.add(at, step)
+        self._follower.note(step, out, args)
+        self._results.marked = len(self._results.each)
+
+    def _origins(self, values: Sequence[Any]) -> tuple[Origin, ...] | None:
+        """Where a call's values come from; None if one of them is of another kind."""
+        found: list[Origin] = []
+        for value in values:
+            origin = self._origin(value)
+            if origin is None:
+                return None
+            found.append(origin)
+        return tuple(found)
+
+    def _origin(self, value: Any) -> Origin | None:
+        found = plain(value)
+        if found is not None:
+            return found
+        if value.__class__ in (list, tuple):
+            origins = self._origins(value)
+            return None if origins is None else Several(value.__class__, origins)
+        if value.__class__ not in CLASSES:
+            return None
+        each = self._results.each
+        for at in range(len(each) - 1, -1, -1):
+            if each[at][0]() is value:
+                return at if self._follower.agree((at,), (value,)) else None
+        mark, where = self._marks.get(id(value)), self._cursor.slots.get(id(value))
+        if where is not None:
+            fits = mark is None and value.requires_grad
+            return OfParameter(where, value) if fits else None
+        if mark is None:
+            loose = not value.requires_grad and value.layout is torch.strided
+            loose = loose and not value.is_nested and self._context.look(value) is None
+            return OfConstant(value) if loose else None
+        state = mark.state
+        if isinstance(state, Layout) and _closed(state) and mark.unchanged(value):
+            return OfMark(state, mark.batches, value)
+        return None
+
+    def _source(self, operator: Operator, args: Sequence[Any], roles: Roles) -> int | None:
+        """The place of the argument that results may share memory with; None if it is hidden."""
+        if not operator.aliasing:
+            return -1
+        first = roles.coloured[0][0]
+        return next((k for k, value in enumerate(args) if value is first), None)
+
+
+def _closed(state: Any) -> bool:
+    return state.__class__ is Layout and state.ids is None and state.coupled is None

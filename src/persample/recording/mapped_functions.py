@@ -1,0 +1,88 @@
+"""``torch.vmap`` of data, run as the loop that it stands for.
+
+Inside a transform the tensors of samples are replaced by others, and nothing can be seen. So while
+a recording of this thread watches, a function that is mapped over tensors with samples is called
+for one index after the other, and its results are stacked. Everywhere else vmap stays itself: over
+constants (masks made of positions), inside other transforms, and where random numbers are allowed,
+which a loop would draw in another order.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch._functorch import apis
+from torch._functorch.vmap import _process_batched_inputs
+from torch.utils._pytree import _broadcast_to_and_flatten, tree_flatten, tree_unflatten
+
+_APIS: Any = apis
+_LOCK = threading.Lock()
+_OPEN: list[Owner] = []
+_BEFORE: list[Any] = []  # what vmap calls where nothing watches
+
+
+class Owner(Protocol):
+    """A recording."""
+
+    def watches(self) -> bool:
+        """Whether it sees the calls of this thread, and follows them forward."""
+
+    def holds_samples(self, tensor: Tensor) -> bool:
+        """Whether a tensor of real numbers holds samples."""
+
+
+def follow_maps(owner: Owner) -> None:
+    """Run maps over samples as loops while this recording is open."""
+    with _LOCK:
+        if not _OPEN:
+            _BEFORE[:] = [_APIS.vmap_impl]
+            _APIS.vmap_impl = _vmap
+        _OPEN.append(owner)
+
+
+def leave_maps(owner: Owner) -> None:
+    """The recording closes."""
+    with _LOCK:
+        left = [other for other in _OPEN if other is not owner]
+        if _OPEN and not left:
+            _APIS.vmap_impl = _BEFORE[0]
+        _OPEN[:] = left
+
+
+def _vmap(
+    func: Any, in_dims: Any, out_dims: Any, randomness: str, chunk_size: Any, /, *args: Any,
+    **kwargs: Any,
+) -> Any:  # fmt: skip
+    """What ``torch.vmap(func, ...)(*args, **kwargs)`` calls."""
+    inside = torch._C._functorch.peek_interpreter_stack() is not None
+    owner = next((each for each in list(_OPEN) if each.watches()), None)
+    if owner is None or inside or randomness != "error":
+        return _BEFORE[0](func, in_dims, out_dims, randomness, chunk_size, *args, **kwargs)
+    size, dims, flat, spec = _process_batched_inputs(in_dims, args, func)
+    mapped = [leaf for leaf, dim in zip(flat, dims, strict=True) if dim is not None]
+    if not size or not any(owner.holds_samples(tensor) for tensor in mapped):
+        return _BEFORE[0](func, in_dims, out_dims, randomness, chunk_size, *args, **kwargs)
+    results = []
+    for k in range(size):
+        leaves = [v if dim is None else v.select(dim, k) for v, dim in zip(flat, dims, strict=True)]
+        results.append(func(*tree_unflatten(leaves, spec), **kwargs))
+    return _stacked(results, out_dims)
+
+
+def _stacked(results: list[Any], out_dims: Any) -> Any:
+    """The results of all indices, each along its own axis."""
+    spec = tree_flatten(results[0])[1]
+    places = _broadcast_to_and_flatten(out_dims, spec)
+    if isinstance(results[0], Tensor):
+        places = list(out_dims) if isinstance(out_dims, tuple) else [out_dims]
+    columns = list(zip(*(tree_flatten(result)[0] for result in results), strict=True))
+    if places is None or len(places) != len(columns):
+        raise ValueError(f"vmap: out_dims={out_dims} does not fit the results {spec}")
+    joined = [
+        column[0] if place is None else torch.stack(column, place)
+        for column, place in zip(columns, places, strict=True)
+    ]
+    return tree_unflatten(joined, spec)

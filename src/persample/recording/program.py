@@ -1,0 +1,237 @@
+"""What a model's calls were, learned step by step: where each argument came from, what came out.
+
+A step says of a call everything that decides how it is followed: the function, and for every
+argument which earlier result, parameter, marked tensor, constant tensor or plain value it was. A
+call that agrees in all of this has results with the same states. So a step can be trusted on its
+own, whatever was called before it: the order of steps only says what to compare a call with.
+
+Steps are a tree: where programs part (another branch, another batch size), a step has others
+beside it. Nothing here holds a tensor.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import Place
+from ..layouts import Operator
+from ..layouts.layout import Layout
+from ..uses.context import Context
+from ..uses.results import Known
+from ..uses.signature import Kind
+
+_LIMIT = 1 << 14  # steps that are learned of one model
+_BESIDE = 32  # steps that may follow one step
+
+
+class OfParameter:
+    """The parameter of a slot, as it was: trainable, and of this shape and dtype."""
+
+    __slots__ = ("dtype", "shape", "slot")
+
+    def __init__(self, slot: int, tensor: Tensor) -> None:
+        self.slot, self.shape, self.dtype = slot, tensor.shape, tensor.dtype
+
+
+class OfMark:
+    """A tensor that is no result of a step, but has a mark: an input of the model, mostly."""
+
+    __slots__ = ("batches", "dtype", "grad", "shape", "state")
+
+    def __init__(self, state: Layout, batches: int, tensor: Tensor) -> None:
+        self.state, self.batches, self.grad = state, batches, tensor.requires_grad
+        self.shape, self.dtype = tensor.shape, tensor.dtype
+
+
+class OfConstant:
+    """A tensor of neither samples nor parameters; its values decide nothing."""
+
+    __slots__ = ("dtype", "shape")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.shape, self.dtype = tensor.shape, tensor.dtype
+
+
+class Plain:
+    """A value that is no tensor: one number, name, dtype or nothing."""
+
+    __slots__ = ("kind", "value")
+
+    def __init__(self, value: Any) -> None:
+        self.value, self.kind = value, value.__class__
+
+
+class Sequenced:
+    """A sequence or slice of such values."""
+
+    __slots__ = ("kinds", "value")
+
+    def __init__(self, value: Any) -> None:
+        self.value, self.kinds = value, _kinds(value)
+
+    def fits(self, value: Any) -> bool:
+        """Whether another value is the same, of the same classes: 1, 1.0 and True are three."""
+        return bool(_kinds(value) == self.kinds and value == self.value)
+
+
+class Several:
+    """A list or tuple that holds tensors."""
+
+    __slots__ = ("kind", "origins")
+
+    def __init__(self, kind: type, origins: tuple[Origin, ...]) -> None:
+        self.kind, self.origins = kind, origins
+
+
+# an int counts the results of all steps before
+Origin = int | OfParameter | OfMark | OfConstant | Plain | Sequenced | Several
+
+
+class UsePlan:
+    """How a step runs in which parameters meet samples; ``names`` are its parameters'."""
+
+    __slots__ = ("kind", "names", "operator", "place")
+
+    def __init__(
+        self, operator: Operator, kind: Kind, names: list[str | None], place: Place | None
+    ) -> None:
+        self.operator, self.kind, self.names, self.place = operator, kind, names, place
+
+
+class Step:
+    """One call, and the steps that may follow it.
+
+    ``names`` are those of its keywords, whose values come last. ``known`` is of its only result, or
+    of several. Its results may share memory with the value at ``source``, if that is not negative.
+    ``watched``: a guard is told of its constants.
+    """
+
+    __slots__ = (
+        "following", "func", "known", "names", "only", "origins", "source", "use", "watched",
+    )  # fmt: skip
+
+    def __init__(
+        self, func: Any, origins: tuple[Origin, ...] = (), names: tuple[str, ...] = (),
+        known: tuple[Known, ...] | Known = (), source: int = -1, use: UsePlan | None = None,
+        *, watched: bool = False,
+    ) -> None:  # fmt: skip
+        self.func, self.origins, self.names, self.known = func, origins, names, known
+        self.source, self.use, self.watched = source, use, watched
+        # the result that it takes, where it takes nothing else
+        alone = len(origins) == 1 and not names and use is None
+        self.only = origins[0] if alone and isinstance(origins[0], int) else -1
+        self.following: list[Step] = []
+
+
+_PLAIN = (
+    int, float, bool, str, complex, type(None), type(Ellipsis),
+    torch.dtype, torch.device, torch.memory_format,
+)  # fmt: skip
+
+
+def plain(value: Any) -> Plain | Sequenced | None:
+    """A value that can be compared: numbers, names, dtypes, and sequences and slices of them."""
+    if value.__class__ in _PLAIN:
+        return Plain(value)
+    items: Any = None
+    if value.__class__ in (list, tuple, torch.Size):
+        items = value
+    elif value.__class__ is slice:
+        items = (value.start, value.stop, value.step)
+    if items is None or any(plain(item) is None for item in items):
+        return None
+    return Sequenced(value)
+
+
+def _kinds(value: Any) -> Any:
+    if value.__class__ in (tuple, list, torch.Size):
+        return (value.__class__, *[_kinds(item) for item in value])
+    if value.__class__ is slice:
+        return (slice, _kinds(value.start), _kinds(value.stop), _kinds(value.step))
+    return value.__class__
+
+
+class Program:
+    """The steps of one model, by what its recordings have in common from the beginning."""
+
+    def __init__(self) -> None:
+        self._roots: dict[Any, Step] = {}
+        self._count = 0
+
+    def root(self, signature: Any) -> Step:
+        """Where the steps of recordings with this signature begin."""
+        found = self._roots.get(signature)
+        if found is None:
+            found = self._roots[signature] = Step(None)
+        return found
+
+    def add(self, after: Step, step: Step) -> None:
+        """A step was learned; where too many are known, all are forgotten."""
+        self._count += 1
+        if self._count > _LIMIT:
+            self._roots.clear()
+            self._count = 0
+        if len(after.following) >= _BESIDE:
+            after.following.clear()
+        after.following.insert(0, step)
+
+
+_PROGRAMS: weakref.WeakKeyDictionary[nn.Module, Program] = weakref.WeakKeyDictionary()
+
+
+def program_of(model: nn.Module) -> Program:
+    """What was learned of a model; forgotten with it."""
+    found = _PROGRAMS.get(model)
+    if found is None:
+        found = _PROGRAMS[model] = Program()
+    return found
+
+
+class Cursor:
+    """Where a recording is in the program of its model."""
+
+    __slots__ = ("_context", "_program", "at", "parameters", "passing", "slots")
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        slots = context.parameters.slots
+        self.slots = {where: k for k, where in enumerate(slots)}  # by the ids of their tensors
+        self.parameters = [slot.tensor for slot in slots.values()]
+        self.passing = False  # the call agreed with a step, but not its circumstances
+        self.at: Step | None = None  # the last step that a call agreed with, or that was learned
+        spread = context.processes
+        sharded = spread is not None and spread.sharded
+        self._program = None
+        if not context.options.native and not sharded:
+            self._program = program_of(context.parameters.model)
+
+    def begin(self) -> Step | None:
+        """A program begins where it is known how many samples there are."""
+        context = self._context
+        if self._program is None or context.n is None:
+            return None
+        names = tuple([slot.name for slot in context.parameters.slots.values()])
+        options = context.options
+        self.at = self._program.root((context.n, options.lean, tuple(options.rules), names))
+        return self.at
+
+    def add(self, after: Step, step: Step) -> None:
+        """A step was learned."""
+        assert self._program is not None
+        self._program.add(after, step)
+        self.at = step
+
+    def clear(self) -> None:
+        """Forget every tensor; nothing is followed from now on."""
+        self.parameters.clear()
+        self.at = self._program = None
+
+
+def flat(args: Sequence[Any], kwargs: dict[str, Any] | None) -> Sequence[Any]:
+    """A call's values, those of keywords last."""
+    return (*args, *kwargs.values()) if kwargs else args

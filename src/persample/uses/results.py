@@ -1,0 +1,60 @@
+"""Results of repeated calls: what is known of them, until somebody asks for a mark.
+
+A call that was learned (``recording/program.py``) leaves a line here. Most results are asked for by
+the next learned call alone, which compares the line; a mark in the table would cost more than that.
+"""
+
+from __future__ import annotations
+
+import weakref
+
+from torch import Tensor
+
+from ..layouts.layout import Layout
+
+
+class Known:
+    """What every repetition of a call makes: the state of one of its results.
+
+    ``aliasing``: it may share memory with its source; ``detached``: it does so without being a
+    view.
+    """
+
+    __slots__ = ("aliasing", "batches", "detached", "grad", "state")
+
+    def __init__(
+        self, state: Layout, batches: int, grad: bool, *, aliasing: bool, detached: bool
+    ) -> None:
+        self.state, self.batches, self.grad = state, batches, grad
+        self.aliasing, self.detached = aliasing, detached
+
+
+# the tensor, its version when it was made, what is known of it, and what it may share memory with
+Line = tuple[weakref.ref[Tensor], int, Known, "weakref.ref[Tensor] | None"]
+
+
+class Results:
+    """The lines of one recording, in order; the first ``marked`` of them have marks."""
+
+    __slots__ = ("each", "marked")
+
+    def __init__(self) -> None:
+        self.each: list[Line] = []
+        self.marked = 0
+
+    def unmarked(self) -> list[Line]:
+        """Lines without a mark; from now on they have one."""
+        found, self.marked = self.each[self.marked :], len(self.each)
+        return found
+
+    def find(self, tensor: Tensor) -> Line | None:
+        """The line of a tensor that has no mark yet."""
+        for at in range(len(self.each) - 1, self.marked - 1, -1):
+            if self.each[at][0]() is tensor:
+                return self.each[at]
+        return None
+
+    def clear(self) -> None:
+        """Forget them."""
+        self.each.clear()
+        self.marked = 0
