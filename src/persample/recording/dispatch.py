@@ -68,7 +68,7 @@ class Dispatch:
         self._states.batches = 0
         try:
             roles = self._sorted(operator, args, kwargs)
-        except Transformed:  # what comes out of the transform is nobody's
+        except Transformed:  # what comes out of the transform belongs to no sample
             self._context.user_code.transforming = True
             return func(*args, **kwargs)
         owned, wanted = roles.owned, torch.is_grad_enabled()
@@ -270,7 +270,7 @@ class Dispatch:
         self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any,
         roles: Roles,
     ) -> Layout | None:  # fmt: skip
-        """A product in which samples meet by its shapes, but not by its values."""
+        """A product in which samples interact by its shapes, but not by its values."""
         if roles.owned:
             return None
         n = self._states.n or 0

@@ -24,7 +24,6 @@ from .program import (
     OfConstant,
     OfMark,
     OfParameter,
-    Origin,
     Plain,
     Sequenced,
     Several,
@@ -82,14 +81,15 @@ class Follower:
         cursor.passing = False
         return MISSED
 
-    def agree(self, origins: Sequence[Origin], values: Sequence[Any]) -> bool:
+    def agree(self, origins: Sequence[Any], values: Sequence[Any]) -> bool:
         """Whether every value comes from where it came from."""
         if len(origins) != len(values):
             return False
         for origin, value in zip(origins, values, strict=True):
-            if isinstance(origin, int):
+            kind = origin.__class__
+            if kind is int:
                 fits = self._is_result(origin, value)
-            elif isinstance(origin, OfParameter):
+            elif kind is OfParameter:
                 fits = (
                     value is self._cursor.parameters[origin.slot]
                     and value.requires_grad
@@ -97,11 +97,11 @@ class Follower:
                     and value.dtype is origin.dtype
                     and id(value) not in self._marks
                 )
-            elif isinstance(origin, Plain):
+            elif kind is Plain:
                 fits = value.__class__ is origin.kind and value == origin.value
-            elif isinstance(origin, Sequenced):
+            elif kind is Sequenced:
                 fits = origin.fits(value)
-            elif isinstance(origin, Several):
+            elif kind is Several:
                 fits = value.__class__ is origin.kind
                 fits = fits and self.agree(origin.origins, value)
             else:
@@ -111,7 +111,7 @@ class Follower:
         return True
 
     def _is_result(self, index: int, value: Any) -> bool:
-        """Whether a value is this result, and nobody wrote to it or gave it a history."""
+        """Whether a value is this result, and was not written to or given a history."""
         results = self._results
         ref, version, known, _ = results.each[index]
         found: Any = ref()
@@ -166,10 +166,10 @@ class Follower:
 
     def note(self, step: Step, out: Any, args: Any) -> None:
         """Write down what came out."""
-        known, each = step.known, self._results.each
+        known, results = step.known, self._results
         source = weakref.ref(args[step.source]) if step.source >= 0 else None
         if isinstance(known, Known):
-            each.append((weakref.ref(out), out._version, known, source))
+            results.add((weakref.ref(out), out._version, known, source))
         else:
             for tensor, one in zip(out, known, strict=True):
-                each.append((weakref.ref(tensor), tensor._version, one, source))
+                results.add((weakref.ref(tensor), tensor._version, one, source))

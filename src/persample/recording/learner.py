@@ -64,6 +64,8 @@ class Learner:
             for tensor, state in zip(outs, states, strict=True)
         )  # fmt: skip
         watched = bool(roles.loose) and self._context.options.lean
+        if watched and any(isinstance(origin, Several) for origin in origins):
+            return
         single = known if outs is out else known[0]
         step = Step(func, origins, tuple(kwargs), single, source, watched=watched)
         self._add(at, step, out, args)
