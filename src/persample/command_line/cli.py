@@ -6,10 +6,10 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from .. import __version__
 from ..api import record
 from ..errors import PersampleError, UsageError
 from ..inputs.batch_samples import moved, resolved
@@ -59,7 +59,7 @@ def parser() -> argparse.ArgumentParser:
         epilog="".join(["examples:", *_EXAMPLES.values(), "\n", _TARGET]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_argument("--version", action="version", version=f"persample {version('persample')}")
+    made.add_argument("--version", action="version", version=f"persample {__version__}")
     commands = made.add_subparsers(dest="command", required=True, metavar="command")
 
     def command(name: str, text: str, **options: Any) -> argparse.ArgumentParser:
