@@ -158,7 +158,7 @@ def test_interrupted_files_are_whole(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert (
         main(["inspect", "tests.inspection.inspected:interrupted_late", "--json", str(path)]) == 130
     )
-    assert "seen until then" in capsys.readouterr().err
+    assert "seen so far" in capsys.readouterr().err
     saved = json.loads(path.read_text())
     assert saved["interrupted"] is True
     assert saved["count"] == len(saved["samples"]["id"]) == 32
