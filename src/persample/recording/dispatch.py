@@ -112,7 +112,7 @@ class Dispatch:
                 self._marking.store(operator, result, bad, roles.coloured, written=written)
                 return out
         out = capture_use(self._context, operator, func, args, kwargs, roles)
-        if roles.key is not None:
+        if roles.key is not None and func not in self._entering:
             self._learn.use(operator, func, args, kwargs, roles, out)
         return out
 
@@ -262,7 +262,8 @@ class Dispatch:
                 found = self._by_zeros(operator, seen, kwargs, result, roles) or states
             written = operator.inplace or "out" in kwargs
             self._marking.store(operator, result, found, roles.coloured, written=written)
-        if roles.key is not None and not roles.owned:  # what values decided is never learned
+        # what values decided is never learned, nor a name that means two functions
+        if roles.key is not None and not roles.owned and func not in self._entering:
             self._learn.data(operator, func, args, kwargs, roles, out, states)
         return out
 

@@ -104,6 +104,7 @@ class Learner:
 
     def _add(self, at: Step, step: Step, out: Any, args: Any) -> None:
         """A step was learned; its results have marks already."""
+        self._context.states.settle()  # calls inside this one may have been repeated
         self._cursor.add(at, step)
         self._follower.note(step, out, args)
         self._results.marked = len(self._results.each)
