@@ -21,6 +21,7 @@ from .findings import budgets, drop_in, guards, inspecting, processes, small, su
 from .private import accuracy, proofs, steps_of_training
 from .rows import (
     alive,
+    beside,
     growth,
     messages,
     overhead,
@@ -50,6 +51,7 @@ def makers(directory: Path) -> dict[str, Callable[[], str]]:
     extra = load(directory, "overhead").get(MAIN, {}).get("all", {})
     found: dict[str, Callable[[], str]] = {
         "short": lambda: short(main, sizes),
+        "beside": lambda: beside(main, sizes),
         "alive": lambda: alive(sizes),
         "messages": lambda: messages(main),
         "growth": lambda: growth(scale),
