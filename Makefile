@@ -2,8 +2,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-browser lint types ops fuzz zoo bench bench-quick bench-tables suspects works \
-	gpu-check third-party clean
+.PHONY: demo test test-browser smoke docs release-check lint types ops fuzz zoo bench bench-quick \
+	bench-tables suspects works private-check gpu-check third-party clean
 BROWSER := build/browser
 
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
@@ -40,6 +40,22 @@ $(BROWSER)/node_modules/playwright-core:
 test-browser: $(VENV)/.installed $(BROWSER)/node_modules/playwright-core
 	$(BIN)/python -m tests.browser.pages $(BROWSER)
 	node tests/browser/page.mjs $(BROWSER)
+
+# Every other target, cut down to seconds.
+smoke: $(VENV)/.installed $(VENV)/.docs
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.smoke
+
+$(VENV)/.docs: $(VENV)/.demo
+	$(PIP) -e ".[docs,release]"
+	touch $@
+
+# A static site in build/site; nothing is loaded from elsewhere.
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+# ARGS="--with-dependencies" also installs the CUDA libraries that some wheels of torch need.
+release-check: $(VENV)/.docs
+	$(BIN)/python -m tests.release $(ARGS)
 
 ops: $(VENV)/.installed
 	$(BIN)/python -m tests.operators

@@ -50,12 +50,14 @@ class Cell:
     timed: bool = True
 
 
-def clock(step: Callable[[], Any], repeat: int = 1) -> float:
+def clock(
+    step: Callable[[], Any], repeat: int = 1, timer: Callable[[], float] = time.perf_counter
+) -> float:
     """Seconds of one step."""
-    start = time.perf_counter()
+    start = timer()
     for _ in range(repeat):
         step()
-    return (time.perf_counter() - start) / repeat
+    return (timer() - start) / repeat
 
 
 def built(case: Case, name: str, bound: float) -> tuple[dict[str, Callable[[], Any]], str]:
@@ -132,19 +134,24 @@ def cells_of(
 
 
 def rounds_of(
-    plain: Cell, cells: list[Cell], rounds: int, seconds: float, started: float
+    plain: Cell,
+    cells: list[Cell],
+    rounds: int,
+    seconds: float,
+    started: float,
+    timer: Callable[[], float] = time.perf_counter,
 ) -> Iterator[tuple[Cell, float]]:
     """The control and the processor share, after each of the interleaved rounds.
 
     Until there are enough rounds, or (after two) until the time is used up.
     """
     plain.step()
-    base = min(clock(plain.step) for _ in range(2))
+    base = min(clock(plain.step, timer=timer) for _ in range(2))
     repeat = max(1, math.ceil(REPEAT / base))
     half = max(1, repeat // 2)
     for cell in cells:
         if cell.timed and cell.first > SLOW * base and cell.first > PATIENCE:
-            again = clock(cell.step)  # the first run of all also initialises the library
+            again = clock(cell.step, timer=timer)  # the first run also initialises the library
             if again > SLOW * base and again > PATIENCE:
                 cell.timed = False
                 cell.found |= {"median": again / base, "note": "too slow for the rounds, run once"}
@@ -158,7 +165,8 @@ def rounds_of(
             break
         for cell in order.sample(everyone, len(everyone)):
             try:
-                cell.seconds.append(clock(cell.step, repeat if cell.step is plain.step else half))
+                times = repeat if cell.step is plain.step else half
+                cell.seconds.append(clock(cell.step, times, timer))
             except Exception as problem:  # memory, mostly: it was right when it was judged
                 if cell in (plain, control):
                     raise

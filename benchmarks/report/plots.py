@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..measure.results import load
-from .rows import NAMES, answer, state
+from .rows import NAMES, answer, headline, state
 from .tables import MAIN, ordered
 
 QUESTIONS = ("grads", "norms", "clipped sum")
@@ -85,6 +85,31 @@ def growth(scale: Any, path: Path) -> None:
     saved(figure, path)
 
 
+def bars(models: Any, sizes: Any, path: Path) -> None:
+    """Every library in three bars: models it runs, time and peak memory over persample's."""
+    found = headline(models, sizes)
+    titles = (
+        f"models it runs, of {len(models)}",
+        "time of a clipped sum,\npersample = 1",
+        "peak memory of a clipped sum,\npersample = 1",
+    )
+    figure = Figure(figsize=(9, 0.34 * len(found) + 0.9))
+    for column, title in enumerate(titles):
+        axes = figure.add_subplot(1, 3, column + 1)
+        values = [row[column] for row in found.values()]
+        colours = ["#1b6ca8" if name == "persample" else "#b9bec6" for name in found]
+        drawn = axes.barh(range(len(found)), values, color=colours, height=0.7)
+        axes.bar_label(drawn, [f"{v:.{2 if column else 0}f}" for v in values], padding=3)
+        axes.set_yticks(range(len(found)), list(found) if not column else [""] * len(found))
+        axes.set_ylim(len(found) - 0.5, -0.5)
+        axes.set_xlim(0, 1.22 * max(values))
+        axes.set_xticks([])
+        axes.tick_params(length=0)
+        axes.set_title(title, fontsize=9)
+        axes.spines[["top", "right", "bottom"]].set_visible(False)
+    saved(figure, path)
+
+
 def draw(directory: Path, target: Path) -> None:
     """Every plot that has results."""
     models = ordered(load(directory, "peers").get(MAIN, {}))
@@ -97,5 +122,7 @@ def draw(directory: Path, target: Path) -> None:
         if sizes:
             path = target / "benchmarks-memory.svg"
             against_peers(sizes, models, "ratio", "peak memory / plain step", path)
+        if models and sizes:
+            bars(models, sizes, target / "benchmarks-short.svg")
         if scale:
             growth(scale, target / "benchmarks-growth.svg")

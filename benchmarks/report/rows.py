@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from typing import Any
 
 from ..peers import OWN
@@ -242,3 +243,39 @@ def surroundings(found: dict[str, Any]) -> str:
     ]
     head = ["part", "regime", "processor", "kernels", "usable cores", "torch"]
     return table(head, body) if body else ""
+
+
+def headline(models: Models, sizes: Models) -> dict[str, tuple[int, float, float]]:
+    """By peer: models with a right clipped sum, and median time and peak memory over persample's.
+
+    Times of disturbed models are left out, and so are peers that go through the batch piecewise.
+    """
+    asked, found = "clipped sum", {}
+    for peer in NAMES:
+        if peer in PIECEWISE or (peer in OWN and peer != "persample"):
+            continue
+        runs = [name for name, m in models.items() if state(m, peer, asked) == "right"]
+        times = [
+            answer(models[name], peer, asked)["median"]
+            / answer(models[name], "persample", asked)["median"]
+            for name in runs
+            if not disturbed(models[name]) and "median" in answer(models[name], peer, asked)
+        ]
+        peaks = [
+            answer(sizes[name], peer, asked)["ratio"]
+            / answer(sizes[name], "persample", asked)["ratio"]
+            for name in runs
+            if name in sizes and "ratio" in answer(sizes[name], peer, asked)
+        ]
+        if times and peaks:
+            found[peer] = (len(runs), statistics.median(times), statistics.median(peaks))
+    return found
+
+
+def beside(models: Models, sizes: Models) -> str:
+    """The table of the README: every library in three numbers."""
+    body = [
+        [peer, f"{count} of {len(models)}", f"{figure(time)}×", f"{figure(peak)}×"]
+        for peer, (count, time, peak) in headline(models, sizes).items()
+    ]
+    return table(["", "models it runs", "time", "peak memory"], body) if body else ""

@@ -18,8 +18,10 @@ from typing import Any
 from ..measure.results import RESULTS, ROOT, load
 from ..models import ALL
 from .findings import budgets, drop_in, guards, inspecting, processes, small, suspects
+from .private import accuracy, proofs, steps_of_training
 from .rows import (
     alive,
+    beside,
     growth,
     messages,
     overhead,
@@ -33,6 +35,7 @@ from .rows import (
 
 PAGES = (
     "README.md", "docs/benchmarks.md", "docs/results.md", "docs/inspect.md", "docs/design.md",
+    "docs/private-training.md",
 )  # fmt: skip
 MAIN = "warm heap, 1 thread"
 NOTHING = "Not measured yet: `make bench`."
@@ -48,6 +51,7 @@ def makers(directory: Path) -> dict[str, Callable[[], str]]:
     extra = load(directory, "overhead").get(MAIN, {}).get("all", {})
     found: dict[str, Callable[[], str]] = {
         "short": lambda: short(main, sizes),
+        "beside": lambda: beside(main, sizes),
         "alive": lambda: alive(sizes),
         "messages": lambda: messages(main),
         "growth": lambda: growth(scale),
@@ -63,6 +67,11 @@ def makers(directory: Path) -> dict[str, Callable[[], str]]:
         "budgets": lambda: budgets(load(directory, "budgets").get(MAIN, {}).get("all", {})),
         "processes": lambda: processes(load(directory, "processes").get(MAIN, {}).get("all", {})),
         "inspecting": lambda: inspecting(load(directory, "inspecting")),
+        "private-accuracy": lambda: accuracy(load(directory, "private_accuracy")),
+        "private-step": lambda: steps_of_training(load(directory, "private_step")),
+        "private-proofs": lambda: proofs(
+            load(directory, f"private_{part}") for part in ("accounting", "replay", "noise")
+        ),
     }
     for name in ("grads", "norms", "clipped sum", "gram"):
         key = name.replace(" ", "-")

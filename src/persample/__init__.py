@@ -37,7 +37,7 @@ _HOMES = {
 }  # each public name and the module it is in
 _SUBMODULES = {"expanded_weights", "forms", "inspection", "private", "rules", "testing"}
 __all__ = sorted({*_HOMES, "testing"})
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 
 def __getattr__(name: str) -> Any:

@@ -24,9 +24,32 @@ const values = (page, table, column) =>
 const falling = (list) => list.every((v, k) => k === 0 || list[k - 1] >= v);
 const rising = (list) => list.every((v, k) => k === 0 || list[k - 1] <= v);
 
+// Nothing overlaps or is cut off: title, links, columns of text.
+async function expectFits(page, where) {
+  const found = await page.evaluate(() => {
+    const box = (selector) => document.querySelector(selector).getBoundingClientRect();
+    const range = document.createRange();
+    range.selectNodeContents(document.querySelector("h1"));
+    const [title, button, nav] = [range.getBoundingClientRect(), box("#theme"), document.querySelector("nav")];
+    const texts = [...document.querySelectorAll(".samples .picture:has(.text), .samples .picture:has(.tokens)")];
+    return {
+      page: document.documentElement.scrollWidth <= innerWidth,
+      title: title.right <= button.left || title.top >= button.bottom,
+      links: nav.scrollWidth <= nav.clientWidth,
+      tables: [...document.querySelectorAll(".scroll")].every((t) => t.scrollWidth <= t.clientWidth),
+      text: Math.min(...texts.map((cell) => cell.getBoundingClientRect().width)) / innerWidth,
+    };
+  });
+  expect(found.page, `nothing sticks out at ${where}`);
+  expect(found.title, `the title does not run under the button at ${where}`);
+  expect(found.links, `the links need no scroll bar at ${where}`);
+  expect(found.tables || where !== "1280 px", `no table needs a scroll bar at ${where}`);
+  expect(found.text >= 0.25, `text has a quarter of the width at ${where}: ${found.text}`);
+}
+
 async function inspectPage(browser, file) {
   const name = file.replace(".html", "");
-  const context = await browser.newContext({ viewport: { width: 1200, height: 900 } });
+  const context = await browser.newContext({ viewport: { width: 1280, height: 900 } });
   const page = await context.newPage();
   const trouble = [];
   page.on("console", (m) => m.type() === "error" && trouble.push(m.text()));
@@ -36,7 +59,11 @@ async function inspectPage(browser, file) {
   });
   await page.goto(pathToFileURL(join(folder, file)).href);
   expect((await page.title()).length > 5, "the page has a title");
-  expect((await page.locator(".tile").count()) === 6, "six findings");
+  const planted = (await page.locator(".tile.wide").count()) === 1;
+  expect((await page.locator(".tile").count()) === (planted ? 7 : 6), "six findings");
+  expect(await page.locator(".tile").last().evaluate((t) => t.hash === "#cost"), "cost comes last");
+  expect(planted === (await page.locator("td .planted").count()) > 0, "planted labels are marked");
+  await expectFits(page, "1280 px");
   await page.screenshot({ path: join(folder, `${name}-light.png`) });
   await page.screenshot({ path: join(folder, `${name}-whole.png`), fullPage: true });
 
@@ -85,8 +112,7 @@ async function inspectPage(browser, file) {
 
   // a narrow screen
   await page.setViewportSize({ width: 390, height: 800 });
-  const wide = await page.evaluate(() => document.documentElement.scrollWidth);
-  expect(wide <= 390, `nothing sticks out of a narrow screen (${wide})`);
+  await expectFits(page, "390 px");
   await page.screenshot({ path: join(folder, `${name}-narrow.png`) });
   expect(trouble.length === 0, `no errors and no network: ${trouble.join("; ")}`);
   await context.close();

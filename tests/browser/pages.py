@@ -1,4 +1,4 @@
-"""The pages that the browser opens: pictures, tokens, tables with broken samples.
+"""The pages that the browser opens: pictures, tokens, texts, tables with broken samples.
 
 python -m tests.browser.pages DIRECTORY
 """
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import persample
 from benchmarks.models.language import LanguageModel
-from persample.command_line.demonstration import demonstration
+from persample.command_line.demonstration import demonstration, mark
 
 WORDS = 24
 
@@ -24,10 +24,11 @@ def pictures(folder: Path) -> None:
     """The demonstration, after few epochs, compared with itself after more."""
     old, _ = demonstration(epochs=2)
     before = persample.inspect(old.model, old.loss_fn, old.batches, progress=False, **old.options)
-    target, _ = demonstration(epochs=12)
+    target, wrong = demonstration(epochs=12)
     report = persample.inspect(
         target.model, target.loss_fn, target.batches, progress=False, **target.options
     )
+    mark(report, wrong)
     report.to_html(folder / "pictures.html", against=before)
 
 
@@ -65,6 +66,51 @@ def tokens(folder: Path) -> None:
     report.to_html(folder / "tokens.html")
 
 
+class BertForSequenceClassificationWithAVeryLongName(nn.Module):
+    """A bag of words; its name is as long as some names are."""
+
+    def __init__(self, words: int, classes: int) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.EmbeddingBag(words, 16), nn.Linear(16, classes)
+        self.unused = nn.Linear(2, 2)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return self.head(self.embedding(rows))
+
+
+def texts(folder: Path) -> None:
+    """Sentences with long class names, duplicates, long ids and a comparison: every section."""
+    torch.manual_seed(0)
+    rows, names = sentences()
+    y = torch.arange(len(rows)) // 8 % 4
+    rows, y = (
+        torch.cat([rows, rows[:6]]),
+        torch.cat([y, y[:5], y[5:6] + 1]),
+    )  # one with another label
+    classes = ["function documentation", "class documentation", "module overview", "command line"]
+    made = BertForSequenceClassificationWithAVeryLongName(len(names), 4)
+    optimizer = torch.optim.Adam(made.parameters(), 1e-2)
+
+    def losses(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+    def found() -> persample.Report:
+        show = persample.Show(
+            text=lambda batch: [" ".join(names[k] for k in row) for row in batch[0].tolist()],
+            classes=classes,
+        )
+        batches = list(zip(rows.split(16), y.split(16), strict=True))
+        ids = [f"descriptions/section-{i:05d}" for i in range(len(rows))]
+        return persample.inspect(made, losses, batches, ids, show=show, progress=False)
+
+    before = found()
+    for _ in range(60):
+        optimizer.zero_grad()
+        losses(made, (rows, y)).mean().backward()
+        optimizer.step()
+    found().to_html(folder / "texts.html", against=before)
+
+
 def features(folder: Path) -> None:
     """A table of numbers with NaN in it, an unused layer and names for the classes."""
     torch.manual_seed(0)
@@ -96,7 +142,7 @@ def main() -> None:
     torch.set_num_threads(1)
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
-    for write in (pictures, tokens, features):
+    for write in (pictures, tokens, texts, features):
         write(folder)
 
 

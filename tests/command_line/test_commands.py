@@ -42,7 +42,7 @@ from ..inspection.inspected import blobs, losses, net
         (["verify", "steps"], 2, "", "module:function"),
         (["verify", "tests.inspection.inspected:step"], 0, "passed", ""),
         (["verify", "tests.inspection.inspected:listed"], 2, "", "one batch, or a batch each"),
-        (["inspect", "tests.inspection.inspected:step"], 0, "suspects, most likely first", ""),
+        (["inspect", "tests.inspection.inspected:step"], 0, "suspects, most suspicious first", ""),
         (
             ["inspect", "tests.inspection.inspected:step", "--batches", "1"],
             0,
@@ -65,7 +65,7 @@ from ..inspection.inspected import blobs, losses, net
         (
             ["inspect", "tests.inspection.inspected:step", "--csv", "/dev/full"],
             1,
-            "Verified",
+            "Gradients verified",
             "No space left",
         ),
         (["inspect", "tests.inspection.inspected:with_ids"], 0, "<i>blue", ""),
@@ -84,7 +84,7 @@ from ..inspection.inspected import blobs, losses, net
             "which looks like a single sample",
         ),
         (["inspect", "tests.inspection.inspected:shuffled"], 1, "", "cannot be paired"),
-        (["inspect", "tests.inspection.inspected:mapped"], 0, "Verified", ""),
+        (["inspect", "tests.inspection.inspected:mapped"], 0, "Gradients verified", ""),
         (["verify", "tests.inspection.inspected:mapped"], 0, "passed", ""),
         (["explain", "tests.inspection.inspected:mapped", "--memory", "1MiB"], 0, "n in 1 MiB", ""),
         (["inspect", "tests.command_line.steps:good"], 0, "Linear, 5 samples", ""),
@@ -158,7 +158,7 @@ def test_interrupted_files_are_whole(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert (
         main(["inspect", "tests.inspection.inspected:interrupted_late", "--json", str(path)]) == 130
     )
-    assert "seen until then" in capsys.readouterr().err
+    assert "seen so far" in capsys.readouterr().err
     saved = json.loads(path.read_text())
     assert saved["interrupted"] is True
     assert saved["count"] == len(saved["samples"]["id"]) == 32

@@ -214,7 +214,7 @@ def rows_of(model: nn.Module) -> list[dict[str, Tensor]]:
 
 def recipe_trainer() -> tuple[str, str]:
     """The source of the class of the page, and the line of it that holds the factor."""
-    (block,) = [b for b in blocks(DOCS / "recipes.md") if "class NormTrainer" in b]
+    (block,) = [b for b in blocks(DOCS / "trainer.md") if "class NormTrainer" in b]
     source, line = block.split("data = [")[0], "tape.norms() * tape.n  #"
     assert line in source
     return source, line

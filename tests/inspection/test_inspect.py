@@ -382,7 +382,7 @@ def test_a_model_without_positions_has_tokens_without_colours(tmp_path: Path) ->
     assert found.shown(6).contributions is None
     assert found.shown(6).tokens == tuple(str(int(v)) for v in batches[1][2])
     assert found.collected.without_positions
-    assert "No colours for tokens" in found.to_html(tmp_path / "t.html").read_text()
+    assert "No token colours" in found.to_html(tmp_path / "t.html").read_text()
 
 
 def test_only_samples_that_are_shown_are_coloured_and_only_if_they_run_again_the_same() -> None:

@@ -270,13 +270,13 @@ def test_equal_inputs_are_told_from_nearly_equal_gradients(size: int, tmp_path: 
     assert found.likeness.conflicting == [[2, 20, 21]]
     text = str(found)
     assert "2 duplicates" in text
-    assert "1 groups with different labels" in text
+    assert "1 group with different labels" in text
     assert "25 more have nearly the gradient of another" in text
     assert "2  20  21  (different labels)" in text
     page = found.to_html(tmp_path / "p.html").read_text()
     assert "Identical inputs: 1 group<" in page
     assert "Nearly equal gradients: 3 groups" in page
-    assert "not necessarily duplicates" in page
+    assert "need not be duplicates" in page
     saved = json.loads(found.to_json(tmp_path / "r.json").read_text())["duplicates"]
     assert saved[0] == {"ids": [2, 20, 21], "inputs": "identical"}
     assert {group["inputs"] for group in saved[1:]} == {"different"}
@@ -285,7 +285,7 @@ def test_equal_inputs_are_told_from_nearly_equal_gradients(size: int, tmp_path: 
 def test_nothing_is_equal() -> None:
     text = str(report())
     assert "0 duplicates" in text
-    assert "no two inputs are equal; no two gradients nearly agree" in text
+    assert "no two inputs are equal; no two gradients are nearly equal" in text
 
 
 class Words(nn.Module):

@@ -17,7 +17,7 @@ import torch
 
 import persample
 from persample import private
-from persample.private.constants import PrivacyWarning
+from persample.private.plan import PrivacyWarning
 
 pytest.importorskip("dp_accounting")
 NAN, INF = float("nan"), float("inf")

@@ -55,6 +55,21 @@ class Stream(IterableDataset[Any]):
         return iter(zip(*data(), strict=True))
 
 
+class Remembering(nn.Module):
+    """Keeps a mean of what it saw in a parameter that is not trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 3)
+        self.mean = nn.Parameter(torch.zeros(5), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.mean.mul_(0.9).add_(x.mean(0), alpha=0.1)
+        out: Tensor = self.layer(x)
+        return out
+
+
 class Counting(nn.Module):
     """Keeps a mean of what it saw."""
 
@@ -143,6 +158,12 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "an optimizer with a closure": (
         lambda: (lambda m: optimized(torch.optim.LBFGS(m.parameters()), m))(net()), "closure"
+    ),
+    "an optimizer of sparse gradients": (
+        lambda: (lambda m: optimized(torch.optim.SparseAdam(m.parameters()), m))(net()), "Adam"
+    ),
+    "a frozen parameter that keeps a mean": (
+        lambda: finish(training(Remembering())), "parameter 'mean' was written to"
     ),
     "no optimizer": (lambda: optimized("sgd"), "torch.optim"),
     "a scheduler that reads a metric": (

@@ -27,6 +27,7 @@ SCHEDULERS: dict[str, Any] = {
     "one cycle": lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=7),
     "steps": lambda optimizer: lr_scheduler.MultiStepLR(optimizer, [2, 4]),
     "lambda": lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda k: 1 / (k + 1)),
+    "another lambda": lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda k: 1 / (k + 2)),
     "one after the other": lambda optimizer: lr_scheduler.SequentialLR(
         optimizer,
         [lr_scheduler.LinearLR(optimizer, 0.1, 1.0, 2), lr_scheduler.ExponentialLR(optimizer, 0.9)],
@@ -134,6 +135,90 @@ def test_half_a_batch_is_not_in_the_state() -> None:
     assert all(map(torch.equal, finish(second), expected))
 
 
+def looped(made: private.Training, after_step: Any = None, after_part: Any = None) -> list[Any]:
+    """The loop form, with something done after every step or micro-batch."""
+    for parts in made.batches():
+        for batch in parts:
+            with made.record() as tape:
+                tape.backward(losses(made.model, batch))
+            if after_part is not None:
+                after_part(made)
+        made.step()
+        if after_step is not None:
+            after_step(made)
+    return parameters(made.model)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize(("save", "load"), [(1, 2), (1, 4), (3, 4)])
+def test_a_checkpoint_may_be_loaded_inside_the_loop(save: int, load: int, num_workers: int) -> None:
+    kept: list[Any] = []
+
+    def back(made: private.Training) -> None:
+        if made.steps == save and not kept:
+            kept.append(made.state_dict())
+        if made.steps == load and len(kept) == 1:
+            kept.append(made.load_state_dict(kept[0]))
+
+    torch.manual_seed(0)
+    expected = looped(training(net(dropout=0.3)))
+    torch.manual_seed(0)
+    found = looped(training(net(dropout=0.3), num_workers=num_workers), back)
+    assert len(kept) == 2
+    assert all(map(torch.equal, found, expected))
+
+
+def test_a_fork_inside_the_loop_reads_the_batches_of_its_own_coins() -> None:
+    rows = torch.arange(40.0)[:, None].expand(40, 5), data()[1]
+    made, read = training(given=rows), []
+
+    def fork(made: private.Training) -> None:
+        if made.steps == 2 and not made.ledger.elsewhere:
+            made.load_state_dict(made.state_dict(), fork=True)
+
+    for parts in made.batches():
+        drawn = made.sampler.drawn(made.steps).tolist()
+        for batch in parts:
+            read += batch[0][:, 0].int().tolist()
+            with made.record() as tape:
+                tape.backward(losses(made.model, batch))
+        assert read == drawn
+        read.clear()
+        made.step()
+        fork(made)
+    assert made.ledger.spent == 6 + 4
+
+
+def test_two_loops_at_once_keep_their_places() -> None:
+    expected, made = finish(training()), training()
+    waiting = made.batches()
+    next(waiting)  # of step 1, and never read
+    for step in made:
+        assert step == 1
+        break
+    for parts in waiting:
+        for batch in parts:
+            with made.record() as tape:
+                tape.backward(losses(made.model, batch))
+        made.step()
+    assert all(map(torch.equal, parameters(made.model), expected))
+
+
+def test_a_state_saved_inside_a_batch_repeats_its_dropout() -> None:
+    kept: list[Any] = []
+
+    def save(made: private.Training) -> None:
+        if made.steps == 2:
+            kept.append(made.state_dict())
+
+    expected = looped(training(net(dropout=0.3), micro_batch=3), after_part=save)
+    assert len(kept) > 1
+    for found in kept:
+        second = training(net(dropout=0.3), micro_batch=3)
+        second.load_state_dict(found)
+        assert all(map(torch.equal, finish(second), expected))
+
+
 def test_workers_ahead_are_not_in_the_state() -> None:
     expected, first = finish(training()), after(training(num_workers=2), 3)
     second = training()
@@ -154,7 +239,7 @@ OTHERS: dict[str, tuple[Any, str]] = {
     "kind of data": (lambda: training(given=list(zip(*data(), strict=True))), "other data"),
     "learning rate": (lambda: training(lr=0.2), "another optimizer"),
     "optimizer": (lambda: made("adam", "none"), "another optimizer"),
-    "a scheduler more": (lambda: made("sgd", "cosine"), "scheduler"),
+    "a scheduler more": (lambda: made("sgd", "cosine"), "another optimizer or scheduler"),
     "model": (
         lambda: training(nn.Sequential(nn.Linear(5, 9), nn.Tanh(), nn.Linear(9, 3))),
         "another model",
@@ -173,6 +258,13 @@ def test_another_thing_is_refused_and_nothing_changes(name: str) -> None:
     assert len(str(caught.value).splitlines()) <= 4
     assert all(map(torch.equal, parameters(other.model), before))
     assert (other.steps, other.noise.secret) == (0, secret)
+
+
+@pytest.mark.parametrize("other", ["steps", "another lambda", "one after the other", "none"])
+def test_another_scheduler_is_refused(other: str) -> None:
+    found = after(made("adam", "lambda"), 3).state_dict()
+    with pytest.raises(persample.UsageError, match="optimizer or scheduler"):
+        made("adam", other).load_state_dict(found)
 
 
 @pytest.mark.parametrize("found", [{}, None, {"model": 1}, [1]])

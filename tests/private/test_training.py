@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import persample
 from persample import private
 from persample.private.contribution import clip
+from persample.private.sums import Sums
 from persample.private.trial import synthetic
 from persample.testing import oracle
 
@@ -495,3 +496,43 @@ def test_options_reach_the_recording() -> None:
     expected = finish(training())
     for p, q in zip(finish(training(options={"lean": True})), expected, strict=True):
         torch.testing.assert_close(p, q, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_a_parameter_frozen_or_unfrozen_between_batch_and_step_stays(trained: bool) -> None:
+    model = net()
+    model[0].requires_grad_(not trained)
+    before = parameters(model)[0]
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    made = private.Training(model, optimizer, data(), planned(), losses, verify=False)
+    for parts in made.batches():
+        for batch in parts:
+            record(made, batch)
+        model[0].requires_grad_(trained)
+        made.step()
+        break
+    assert torch.equal(parameters(model)[0], before)  # no gradient, and no noise, of that step
+    assert made.steps == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_channels_last(dtype: torch.dtype) -> None:
+    found = []
+    for form in (torch.contiguous_format, torch.channels_last):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3))
+        x = torch.randn(SIZE, 3, 4, 4).to(dtype)
+        made = training(model.to(dtype).to(memory_format=form), (x, data()[1]))
+        found.append(finish(made))
+    for plain, last in zip(*found, strict=True):
+        assert (plain - last).abs().max() < (1e-6 if dtype == torch.float32 else 1e-2)
+
+
+def test_sums_are_nobody_elses() -> None:
+    whole = torch.zeros(2, 3)
+    for value in (whole[0], whole.T, torch.zeros(3, 2)):
+        sums = Sums({"w": torch.zeros(value.shape)})
+        sums.add({"w": value})
+        sums.add({"w": torch.ones(value.shape)})
+        assert sums.total()["w"].is_contiguous()
+        assert torch.equal(whole, torch.zeros(2, 3))

@@ -35,7 +35,7 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second, self.third = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 4)
-        self.head = nn.Linear(4, 2)
+        self.head, self.cell = nn.Linear(4, 2), nn.RNN(4, 4, batch_first=True)
         self.register_buffer("rows", torch.rand(N, 4))
         self.register_buffer("blocks", torch.eye(N))
 
@@ -181,6 +181,11 @@ def without_gradients(model: Net, h: Tensor) -> Tensor:
     return h + shift
 
 
+def recurrent(model: Net, x: Tensor) -> Tensor:
+    """Its steps are calls inside one call."""
+    return model(x, lambda h: model.cell(h.unsqueeze(1))[0].squeeze(1) + h)
+
+
 def outside(model: Net, x: Tensor) -> Tensor:
     h = model.first(x).tanh()
     return model.head(model.second(h * 1).tanh()).square().sum(1) + h.square().sum(1)
@@ -213,6 +218,10 @@ RIGHT: dict[str, Step] = {
     "autocast": within(lambda: torch.autocast("cpu", dtype=torch.bfloat16)),
     "a parameter beside the layers": between(lambda m, h: h * m.second.bias),
     "a constant": between(lambda m, h: h * m.rows),
+    "a Python function of torch": between(lambda m, h: torch.einsum("ni,ij->nj", h, m.rows)),
+    "functions with several results": between(lambda m, h: torch.cat(h.split(2, 1)[::-1], 1)),
+    "a norm": between(lambda m, h: h / torch.norm(h, dim=1, keepdim=True)),
+    "a recurrent layer": recurrent,
     "twice": lambda m, x: m(x) + m(x).sin(),
 }
 

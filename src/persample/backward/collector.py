@@ -91,7 +91,7 @@ class Collector:
             self._take(use, saved, grads)
 
     def _stray(self, use: Use) -> None:
-        """A backward pass that nobody announced."""
+        """A backward pass that was not announced."""
         backward = self._context.backward
         if backward.muted:
             return

@@ -38,7 +38,7 @@ class Contribution:
     versions: Sequence[int] = ()
 
     def keep(self) -> None:
-        """Make it fit to be kept: as small as can be, and known if somebody overwrites it."""
+        """Prepare it to be kept: as small as possible, and watched for writes."""
         form = self.form
         if form.__class__ is not Dense:
             form = self.form = small(form)
@@ -62,7 +62,7 @@ class Contribution:
         return operand.view is None or bool(by_hand)
 
     def overwritten(self) -> bool:
-        """Whether somebody wrote into what is kept."""
+        """Whether what is kept was written to."""
         return bool(self.watched) and versions(self.watched) != self.versions
 
 

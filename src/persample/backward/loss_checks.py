@@ -140,7 +140,7 @@ class LossChecks:
 
 
 def expect_history(context: Context, losses: Tensor) -> None:
-    """Refuse losses that nothing leads to, unless they are a parameter, which is told otherwise."""
+    """Refuse losses that nothing leads to, except a parameter, which is reported otherwise."""
     if losses.is_leaf and id(losses) not in context.parameters.slots:
         raise UsageError(
             "the losses have no history",

@@ -1,4 +1,4 @@
-"""From a use to its forms: by which rule, and whether it met one sample alone.
+"""From a use to its forms: by which rule, and whether it was used with one sample alone.
 
 ``layer(x[i])`` in a loop is a use of one sample: its forms are those of a batch of one, put among
 the forms of all.

@@ -148,7 +148,7 @@ def run_nested(context: Context, func: Any, args: Sequence[Any], kwargs: dict[st
 
 
 def _expect_apart(context: Context, roots: list[Any], seeds: list[Any]) -> None:
-    """Samples that were apart when a checkpoint ran must be so when it runs again."""
+    """Samples that were separate when a checkpoint ran must be so when it runs again."""
     with torch._C.DisableTorchFunction():
         for root, seed in zip(roots, seeds, strict=True):
             state = context.look(root)
@@ -208,7 +208,7 @@ def _mark(context: Context, source: Tensor, grad: Tensor, *, apart: bool) -> Non
     if not apart or not isinstance(state, Layout):
         why = "the gradient of a gradient reaches parameters in ways that were not recorded"
         if not grad.requires_grad:
-            why = "the gradient is not proven to keep samples apart"
+            why = "the gradient is not proven to keep samples separate"
         reason = Reason(
             "torch.autograd.grad",
             why,

@@ -6,10 +6,10 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from .. import __version__
 from ..api import record
 from ..errors import PersampleError, UsageError
 from ..inputs.batch_samples import moved, resolved
@@ -18,7 +18,7 @@ from ..inspection import load as load_report
 from ..inspection.summary import summary
 from ..private import command as private_command
 from ..verification import verify
-from .demonstration import announce, demonstration, score
+from .demonstration import announce, demonstration, explanation, mark
 from .memory import measure, parse_size
 from .target import Target, failed, load
 
@@ -59,7 +59,7 @@ def parser() -> argparse.ArgumentParser:
         epilog="".join(["examples:", *_EXAMPLES.values(), "\n", _TARGET]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_argument("--version", action="version", version=f"persample {version('persample')}")
+    made.add_argument("--version", action="version", version=f"persample {__version__}")
     commands = made.add_subparsers(dest="command", required=True, metavar="command")
 
     def command(name: str, text: str, **options: Any) -> argparse.ArgumentParser:
@@ -69,30 +69,36 @@ def parser() -> argparse.ArgumentParser:
         )  # fmt: skip
         found.add_argument(
             "target", metavar="module:function",
-            help="a function of yours that returns (model, loss_fn, data)", **options,
+            help="your function that returns (model, loss_fn, data)", **options,
         )  # fmt: skip
         found.add_argument("--device", help="move model and data there, e.g. cuda")
         return found
 
-    looking = command("inspect", "see a data set through its gradients", nargs="?")
-    looking.add_argument("--html", type=Path, help="write one self-contained page")
-    looking.add_argument("--json", type=Path, help="write all numbers; --against reads it")
-    looking.add_argument("--csv", type=Path, help="write one line per sample")
-    looking.add_argument("--against", type=Path, metavar="OLD.json", help="tell what changed since")
-    looking.add_argument(
-        "--batches", type=int, metavar="N", help="look at the first N batches only"
+    _add_inspect_arguments(
+        command("inspect", "find outliers, wrong labels and duplicates in a data set", nargs="?")
     )
-    looking.add_argument("--scratch", metavar="DIR", help="where large results go while it runs")
-    command("verify", "check persample on a training step, exactly")
-    telling = command("explain", "show what is recorded of a training step, and its memory")
-    telling.add_argument("--memory", metavar="SIZE", help="find the largest batch in it, e.g. 8GiB")
+    command("verify", "check a training step: compare with autograd, replace samples")
+    explaining = command("explain", "show how each parameter is recorded, and the memory of a step")
+    explaining.add_argument(
+        "--memory", metavar="SIZE", help="the largest batch that fits, e.g. 8GiB"
+    )
     training = command("private", "train with differential privacy to a stated epsilon", nargs="?")
     private_command.add_arguments(training)
     return made
 
 
+def _add_inspect_arguments(inspecting: argparse.ArgumentParser) -> None:
+    add = inspecting.add_argument
+    add("--html", type=Path, help="write one self-contained page")
+    add("--json", type=Path, help="write all numbers; --against reads it")
+    add("--csv", type=Path, help="write one line per sample")
+    add("--against", type=Path, metavar="OLD.json", help="compare with an earlier report")
+    add("--batches", type=int, metavar="N", help="inspect only the first N batches")
+    add("--scratch", metavar="DIR", help="directory for large intermediate results")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 0 if all is well, 1 if refused or wrong, 2 for wrong usage, 130 for Ctrl-C."""
+    """Exit code 0 on success, 1 if refused or wrong, 2 for wrong usage, 130 for Ctrl-C."""
     given = parser().parse_args(arguments)
     commands: dict[str, Callable[..., int]] = {
         "inspect": _inspect,
@@ -121,13 +127,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _prepare(given: argparse.Namespace) -> tuple[Any, ...]:
-    """What can be wrong with the arguments is said before any work is done."""
+    """Check the arguments and load the target before any work is done."""
     old = None
     if given.command == "inspect":
         if given.batches is not None and given.batches < 1:
             raise UsageError(
                 f"--batches must be at least 1, got {given.batches}",
-                fix="leave it out to look at all of them",
+                fix="leave it out to inspect all of them",
             )
         for path in (given.html, given.json, given.csv):
             if path is not None and not path.parent.is_dir():
@@ -151,13 +157,15 @@ def _inspect(given: argparse.Namespace, target: Target, wrong: Any, old: Any) ->
         target.model, target.loss_fn, target.batches, limit=given.batches, device=given.device,
         scratch=given.scratch, **target.options,
     )  # fmt: skip
+    if wrong is not None:
+        mark(report, wrong)
     again = None if old is None else report.compare(old)
     print(summary(report, colour=_colourful(), again=again))
-    if wrong is not None and not report.interrupted and given.batches is None:
-        print(f"\n{score(report, wrong)}")
+    if wrong is not None:
+        print(f"\n{explanation(report)}")
     _write(given, report, old, demo=wrong is not None)
     if report.interrupted:
-        print("\ninterrupted: everything above covers the samples seen until then", file=sys.stderr)
+        print("\ninterrupted: the report covers the samples seen so far", file=sys.stderr)
         return INTERRUPTED
     check = report.verification
     return 0 if check is not None and check.ok else REFUSED

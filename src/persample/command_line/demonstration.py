@@ -1,4 +1,4 @@
-"""The embedded demonstration: scikit-learn's digits with some labels changed on purpose."""
+"""The demonstration: scikit-learn's digits with some labels changed on purpose."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def losses(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
 
 
 def digits() -> tuple[Tensor, Tensor, Tensor]:
-    """Images, labels of which 5 % are wrong, and which."""
+    """Images, labels of which 5 % are wrong, and the positions of the wrong ones."""
     try:
         datasets = importlib.import_module("sklearn.datasets")
     except ImportError as error:
         raise UsageError(
-            "the demonstration needs scikit-learn, which has the digits",
-            fix='pip install "persample[demo]", or name your own: persample inspect train:step',
+            "the demonstration needs scikit-learn, which provides the digits",
+            fix='pip install "persample[demo]", or inspect your own: persample inspect train:step',
         ) from error
     found = datasets.load_digits()
     x = torch.tensor(found.images, dtype=torch.float32).unsqueeze(1) / 16
@@ -58,7 +58,7 @@ def digits() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def demonstration(epochs: int = 60) -> tuple[Target, Tensor]:
-    """A network that has learned the digits, wrong labels included; and which are wrong."""
+    """A network that has learned the digits and the wrong labels; positions of the wrong ones."""
     x, y, wrong = digits()
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -77,27 +77,30 @@ def demonstration(epochs: int = 60) -> tuple[Target, Tensor]:
     return Target(model.eval(), losses, batches, options), wrong
 
 
-def score(report: Report, wrong: Tensor) -> str:
-    """How many of the changed labels were found, against ranking by loss."""
-    k = min(len(wrong), report.count)
-    changed = set(wrong.tolist())
-    mine = torch.as_tensor(report.suspects(k)["position"]).tolist()
-    by_loss = report.losses.topk(k).indices.tolist()
+def mark(report: Report, wrong: Tensor) -> None:
+    """Tell the report which labels are wrong, as far as the pass has seen them."""
+    seen = [i for i in wrong.tolist() if i < report.count]
+    report.mark_planted(f"digit-{i}" for i in seen)
+
+
+def explanation(report: Report) -> str:
+    """What the demonstration did, and what to try next."""
+    assert report.planted is not None
     assert report.predictions is not None
     assert report.labels is not None
     right = float(report.predictions.eq(report.labels).double().mean())
     return (
-        f"{len(wrong)} labels were changed on purpose, and the network has learned them too: it "
-        f"agrees with {right:.0%} of the labels.\nAmong the {k} most suspicious are "
-        f"{len(changed & set(mine))} of the changed ones; among the {k} largest losses "
-        f"{len(changed & set(by_loss))}."
+        f"{len(report.planted.positions)} labels were changed on purpose before training. The "
+        f"network has memorised them: it agrees with {right:.0%} of the labels, so most wrong "
+        "labels have a small loss.\nOn your own data: persample inspect train:step --html "
+        "report.html (persample inspect --help shows train.py)"
     )
 
 
 def announce() -> None:
-    """Say what happens while nothing is seen."""
+    """Say what is going on during the training."""
     print(
-        f"training a small network on 1,797 digits, {WRONG} of them with a wrong label …",
+        f"Training a small network on 1,797 digits, {WRONG} of them with a wrong label …",
         file=sys.stderr,
         flush=True,
     )

@@ -1,4 +1,4 @@
-"""Peak memory of a step, measured, and the largest batch that fits."""
+"""Measured peak memory of a step, and the largest batch that fits."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ class Memory:
 
     def __str__(self) -> str:
         lines = [
-            f"memory: the model has {readable(self.model)}; peaks of tensors beyond it, measured, "
-            "and about the largest batch that fits"
+            f"memory: the model takes {readable(self.model)}; measured peaks beyond it, and the "
+            "largest batch that fits (estimated)"
         ]
         rows = [
             (

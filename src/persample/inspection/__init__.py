@@ -1,4 +1,4 @@
-"""See a data set through its gradients: one pass, a report, a page."""
+"""Inspect a data set: one pass, a report, a page."""
 
 from .compare import Comparison, Snapshot, load
 from .entry import inspect

@@ -1,4 +1,4 @@
-"""What inspecting costs against a plain step on the same batches."""
+"""The time of an inspection, compared with plain steps on the same batches."""
 
 from __future__ import annotations
 
@@ -28,11 +28,16 @@ class Cost:
     total: float = 0.0
 
     @property
+    def plain_seconds(self) -> float:
+        """The median plain step; 0 if none was timed."""
+        return statistics.median(self.plain) if self.plain else 0.0
+
+    @property
     def ratio(self) -> float | None:
         """Inspecting a batch against a plain forward and backward, medians over batches."""
         if not self.plain:
             return None
-        return statistics.median(self.inspected) / statistics.median(self.plain)
+        return statistics.median(self.inspected) / self.plain_seconds
 
 
 class Stopwatch:

@@ -36,10 +36,10 @@ def inspect(
     scratch: str | None = None,
     **options: Any,
 ) -> Report:
-    """See a data set through the gradient of each sample, in one pass.
+    """Find outliers, wrong labels and duplicates in one pass over a data set.
 
-    The model, its buffers, its gradients and the random generators end as they were. Ctrl-C ends
-    the pass early; the report then covers what was seen.
+    The model, its buffers, its gradients and the random generators are left unchanged. Ctrl-C ends
+    the pass early; the report then covers the samples seen so far.
 
     >>> import torch, persample
     >>> model = torch.nn.Linear(4, 3)
@@ -54,26 +54,26 @@ def inspect(
         model: Any module; it is not changed.
         loss_fn: A function of (model, batch) that returns one loss per sample.
         batches: Any iterable of batches.
-        ids: The samples' own names, one per sample: a key, attribute, position or function of the
-            batch that carries them; or all of them in the order of the data, which is refused with
-            a loader that may reorder samples. Without them, samples are numbered: 7 where the order
-            is that of the data, "pass-7" where it is that of this pass.
-        labels: Where whole-number labels are. Else ``batch[1]``, or the key "labels", "label", "y"
-            or "target", is taken if it looks like labels; False takes none.
+        ids: One id per sample: a key, attribute, position or function of the batch that carries
+            them; or all ids in the order of the data, which is refused with a loader that may
+            reorder samples. Without ids, samples are numbered: 7 if the order is that of the data,
+            "pass-7" if it is only that of this pass.
+        labels: Where the integer labels are. By default ``batch[1]`` or the key "labels", "label",
+            "y" or "target", if it looks like labels; False uses none.
         show: How samples are shown.
-        limit: How many batches to look at.
+        limit: The largest number of batches.
         device: Where to move model and batches.
-        width: How many numbers are kept of each gradient.
+        width: The dimension of the random projections.
         check: Verify the first samples.
-        progress: Tell how far it is; else only on a terminal.
-        memory: Bytes of each column that stay in memory; longer ones go to files in ``scratch``.
+        progress: Show progress; by default only on a terminal.
+        memory: Bytes per column that stay in memory; larger columns go to files in ``scratch``.
         scratch: The directory of those files.
         **options: For :func:`persample.record`. ``n`` and ``sample_ids`` may also be a key or
             attribute of the batch, or a function of it.
 
     Raises:
-        UsageError: An argument has no meaning, or there are no data.
-        MixedSamplesError: The model lets samples interact before the loss.
+        UsageError: An argument is invalid, or there are no data.
+        MixedSamplesError: Samples interact before the loss.
         StorageError: A file could not be written.
     """
     if not isinstance(model, nn.Module):

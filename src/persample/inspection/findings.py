@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from .collect import Collected
 from .compare import Snapshot
 from .cost import Cost
 from .likeness import TOLERANCE, Group, Likeness
+from .planted import Planted, count_planted
 from .scores import STRONG, Suspicion, suspicion
 from .show import Shown
 from .table import Table
@@ -44,6 +45,7 @@ class Findings:
         self.labels = collected.rows(collected.labels)
         self.predictions = collected.rows(collected.predictions)
         self.finite = torch.isfinite(norms) & torch.isfinite(losses)
+        self.planted: Planted | None = None
 
     # ------------------------------------------------------------------ facts
 
@@ -128,6 +130,16 @@ class Findings:
         k = max(1, round(part * sizes.numel()))
         total = float(sizes.sum())
         return float(sizes.topk(min(k, sizes.numel())).values.sum()) / total if total else 0.0
+
+    def mark_planted(self, ids: Iterable[int | str]) -> Planted:
+        """Name samples whose labels you changed on purpose, and count how many were found.
+
+        The summary and the page then begin with this count, and the page marks the samples.
+        """
+        score = torch.where(self.finite, self.suspicion.score, torch.full((), -1.0))
+        own = [self.ids[i] for i in range(self.count)]
+        self.planted = count_planted(own, ids, score, self.losses)
+        return self.planted
 
     def shown(self, index: int) -> Shown:
         """The small copy of a sample."""

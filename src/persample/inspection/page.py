@@ -24,20 +24,20 @@ GROUPS = 24  # groups of duplicates that are shown
 def page(report: Findings, changes: Comparison | None = None, *, k: int = 24) -> str:
     """All of it. Sections without content are left out."""
     parts = [
-        ("changed", "What changed", _changed(changes)),
-        ("suspects", "Suspects", _suspects(report, k)),
-        ("outliers", "Largest gradients", _outliers(report, k)),
-        ("duplicates", "Duplicates", _duplicates(report)),
-        ("nonfinite", "Not finite", _nonfinite(report, k)),
-        ("layers", "Gradients by parameter", _layers(report)),
-        ("clipping", "What clipping would do", _clipping(report)),
-        ("noise", "Gradient noise", _noise(report)),
-        ("unused", "Parameters without gradient", _unused(report)),
-        ("check", "Self-check", _check(report)),
-        ("cost", "Cost of recording", _cost(report)),
+        ("changed", "Changes", "What changed", _changed(changes)),
+        ("suspects", "Suspects", "Suspects", _suspects(report, k)),
+        ("outliers", "Largest", "Largest gradients", _outliers(report, k)),
+        ("duplicates", "Duplicates", "Duplicates", _duplicates(report)),
+        ("nonfinite", "Not finite", "Not finite", _nonfinite(report, k)),
+        ("layers", "Parameters", "Gradient norms by parameter", _layers(report)),
+        ("clipping", "Clipping", "Effect of clipping", _clipping(report)),
+        ("noise", "Noise", "Gradient noise scale", _noise(report)),
+        ("unused", "Unused", "Parameters without gradient", _unused(report)),
+        ("check", "Self-check", "Self-check", _check(report)),
+        ("cost", "Cost", "Cost of this inspection", _cost(report)),
     ]
-    kept = [(name, title, body) for name, title, body in parts if body]
-    links = "".join(f'<a href="#{name}">{title}</a>' for name, title, _ in kept)
+    kept = [(name, title, body) for name, _, title, body in parts if body]
+    links = "".join(f'<a href="#{name}">{short}</a>' for name, short, _, body in parts if body)
     sections = "".join(
         f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">{title}</h2>'
         f"{body}</section>"
@@ -56,30 +56,34 @@ def page(report: Findings, changes: Comparison | None = None, *, k: int = 24) ->
 
 
 def _header(report: Findings) -> str:
-    tiles = "".join(
-        f'<a class="tile {v.state}" href="#{v.section}"><strong>{escape(v.head)}</strong>'
-        f"<span>{escape(v.text)}</span></a>"
-        for v in words.verdicts(report)
-    )
+    tiles = "".join(_tile(report, verdict) for verdict in words.verdicts(report))
     notes = "".join(f'<p class="remark">{escape(text)}</p>' for text in words.remarks(report))
     size = sum(torch.Size(shape).numel() for shape in report.collected.shapes)
     return (
         '<header><button type="button" id="theme" aria-label="switch between light and dark">'
         "◐</button>"
-        f"<p class='kicker'>persample inspect</p><h1>{escape(report.model_name)} seen through "
-        f"{report.count:,} gradients</h1><p class='lead'>Every sample pulls the model with a "
-        "gradient of its own. Samples that pull hard, against their neighbours, or not at all are "
-        f"worth a look. {report.batches:,} batches, {size:,} parameters.</p>{notes}"
-        f'<div class="tiles">{tiles}</div></header>'
+        f"<p class='kicker'>persample inspect</p><h1>{escape(report.model_name)}: "
+        f"{report.count:,} per-sample gradients</h1><p class='lead'>Samples with unusually large "
+        "gradients, or gradients that point against those of similar samples, are worth a look. "
+        f"{report.batches:,} batch{'' if report.batches == 1 else 'es'}, {size:,} parameters.</p>"
+        f'{notes}<div class="tiles">{tiles}</div></header>'
+    )
+
+
+def _tile(report: Findings, verdict: words.Verdict) -> str:
+    first = report.planted is not None and verdict.head == report.planted.head
+    return (
+        f'<a class="tile {verdict.state}{" wide" if first else ""}" href="#{verdict.section}">'
+        f"<strong>{escape(verdict.head)}</strong><span>{escape(verdict.text)}</span></a>"
     )
 
 
 def _footer() -> str:
     return (
-        "<footer><p><b>norm</b>: length of the sample's own gradient. <b>suspicion</b>: 0 to 1, "
-        "large where a large gradient disagrees with the gradients nearest to it and with its "
-        "class. <b>cosine</b>: +1 pulls the same way, −1 pulls against.</p><p>Keys: Tab moves, "
-        "Enter opens a sample or sorts a column, ↑ ↓ move between samples, Esc closes.</p></footer>"
+        "<footer><p><b>norm</b>: L2 norm of the sample's gradient. <b>suspicion</b>: from 0 to 1; "
+        "high if a large gradient disagrees with its nearest gradients and with its class. "
+        "<b>cosine</b>: +1 same direction, −1 opposite direction.</p><p>Keys: Tab moves, Enter "
+        "opens a sample or sorts a column, ↑ ↓ move between samples, Esc closes.</p></footer>"
     )
 
 
@@ -91,7 +95,7 @@ def _changed(changes: Comparison | None) -> str:
     if len(changes.movers):
         columns = [name for name in changes.movers.columns if name != "position"]
         rows = [[row[name] for name in columns] for row in changes.movers.rows()][:10]
-        text += "<h3>Samples whose suspicion moved most</h3>"
+        text += "<h3>Samples whose suspicion changed most</h3>"
         text += plain_table(columns, rows, "movers")
     return text
 
@@ -99,12 +103,18 @@ def _changed(changes: Comparison | None) -> str:
 def _suspects(report: Findings, k: int) -> str:
     if not bool(report.finite.any()):
         return ""
-    what = "label is wrong" if report.labels is not None else "sample is odd"
+    what = "its label is probably wrong" if report.labels is not None else "it is probably unusual"
     indices = torch.as_tensor(report.suspects(k)["position"]).tolist()
+    planted = ""
+    if report.planted is not None:
+        planted = (
+            f' <span class="planted">planted</span> marks the {len(report.planted.positions):,} '
+            "labels that were changed on purpose."
+        )
     return (
-        f"<p>Most likely first. A score above {STRONG} counts as a suspect: {report.strong:,} of "
-        f"{report.count:,}. The gradients most parallel to a sample's come from inputs like it; "
-        f"where most of them pull against it, its {what} more often than not.</p>"
+        f"<p>Most suspicious first. A score above {STRONG} counts as a suspect: {report.strong:,} "
+        f"of {report.count:,}. Similar inputs have nearly parallel gradients; if most of a "
+        f"sample's nearest gradients point the other way, {what}.{planted}</p>"
         + sample_table(report, indices, "suspects")
     )
 
@@ -118,8 +128,9 @@ def _outliers(report: Findings, k: int) -> str:
     times = f", {number(float(sizes.max()) / median)} times the median" if median else ""
     plot = histogram(sizes, "gradient norm", marked=report.norms[indices].tolist())
     return (
-        f"<p>The largest gradient has length {number(float(sizes.max()))}{times}; the 1% largest "
-        f"hold {report.share(0.01):.0%} of the total. Dots mark the samples below.</p>"
+        f"<p>The largest gradient norm is {number(float(sizes.max()))}{times}. The top 1% of "
+        f"samples carry {report.share(0.01):.0%} of the total norm. Dots mark the samples "
+        "below.</p>"
         f"<figure>{plot}</figure>" + sample_table(report, indices, "outliers")
     )
 
@@ -168,8 +179,8 @@ def _layers(report: Findings) -> str:
     if not plot:
         return ""
     return (
-        "<p>Boxes hold the middle half of the samples, lines 5% to 95%; on the right the "
-        f"parameter's share of all squared norms.</p><figure>{plot}</figure>"
+        "<p>Boxes show the middle half of the samples, whiskers 5% to 95%. On the right: the "
+        f"parameter's share of the total squared norm.</p><figure>{plot}</figure>"
     )
 
 
@@ -190,7 +201,7 @@ def _noise(report: Findings) -> str:
 
 def _unused(report: Findings) -> str:
     names = "".join(f"<li><code>{escape(name)}</code></li>" for name in report.without_gradient)
-    return f"<p>Zero for every sample seen:</p><ul>{names}</ul>" if names else ""
+    return f"<p>The gradient is zero for every sample:</p><ul>{names}</ul>" if names else ""
 
 
 def _check(report: Findings) -> str:
@@ -200,10 +211,10 @@ def _check(report: Findings) -> str:
     rows = [(p.name, p.sums, p.isolation, "ok" if p.ok else "WRONG") for p in check.parameters]
     table = plain_table(["parameter", "Σ c·g against autograd", "isolation", ""], rows, "check")
     return (
-        f"<p>On {check.n} samples of the first batch: random combinations of their gradients "
-        "against autograd, and whether replacing one sample moves the others (largest deviation, "
-        f"relative; tolerance {check.tolerance:.0e}).</p><details><summary>every parameter"
-        f"</summary>{table}</details>"
+        f"<p>On {check.n} samples of the first batch: random combinations of their gradients are "
+        "compared with autograd, and one sample is replaced to see whether the others change "
+        f"(largest relative deviation; tolerance {check.tolerance:.0e}).</p>"
+        f"<details><summary>every parameter</summary>{table}</details>"
     )
 
 
@@ -212,23 +223,25 @@ def _cost(report: Findings) -> str:
     rows = [
         (name, seconds) for name, seconds in cost.seconds.items() if seconds > 1e-4 * cost.total
     ]
-    rows.append(("in all", cost.total))
+    rows.append(("total", cost.total))
     text = ""
     if cost.ratio is not None:
         text = (
-            f"<p>A batch takes {cost.ratio:.2f} times a plain forward and backward, measured on "
-            f"{len(cost.plain)} of the same batches.</p>"
+            f"<p>Inspecting a batch takes {cost.ratio:.2f} times a plain forward and backward "
+            f"pass, measured on {len(cost.plain)} of the same batches. It includes norms, "
+            "projections and copies of the samples. The fixed cost per batch weighs most on small "
+            "models and small batches; a recording alone costs less.</p>"
         )
     text += plain_table(["part", "seconds"], rows, "cost")
-    for title, lines in (("Slow", made.slow), ("Sizes that may become ambiguous", made.ambiguous)):
+    for title, lines in (("Slow operators", made.slow), ("Ambiguous sizes", made.ambiguous)):
         if lines:
             items = "".join(f"<li>{escape(line)}</li>" for line in lines)
             text += f"<h3>{title}</h3><ul class='facts'>{items}</ul>"
     if made.position_names and len(made.position_names) < len(made.names):
         text += (
-            f"<p class='quiet'>Colours of tokens count {len(made.position_names)} of "
-            f"{len(made.names)} parameters: the others were used without positions.</p>"
+            f"<p class='quiet'>Token colours count {len(made.position_names)} of "
+            f"{len(made.names)} parameters; the others are used without positions.</p>"
         )
     if made.without_positions:
-        text += f"<p class='quiet'>No colours for tokens: {escape(made.without_positions)}.</p>"
+        text += f"<p class='quiet'>No token colours: {escape(made.without_positions)}.</p>"
     return text

@@ -1,4 +1,4 @@
-"""Tables of samples for the page: sortable, each row opens to what is known of the sample."""
+"""Tables of samples for the page: sortable; each row opens to the details of the sample."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _sample(report: Findings, i: int, key: str, width: int) -> str:
         f'<td><button type="button" class="open" aria-expanded="false" aria-controls="{key}" '
         f'aria-label="details of {escape(said)}"></button></td>',
         f'<td class="picture">{shown}</td>',
-        f'<td data-value="{i}" class="id">{escape(str(report.ids[i]))}</td>',
+        f'<td data-value="{i}" class="id">{escape(str(report.ids[i]))}{_badge(report, i)}</td>',
     ]
     label = None if report.labels is None else int(report.labels[i])
     if label is not None:
@@ -73,6 +73,11 @@ def _sample(report: Findings, i: int, key: str, width: int) -> str:
     )
 
 
+def _badge(report: Findings, i: int) -> str:
+    known = report.planted is not None and i in report.planted.positions
+    return ' <span class="planted">planted</span>' if known else ""
+
+
 def _details(report: Findings, i: int) -> str:
     whole = picture(report.shown(i), f"sample {report.ids[i]}", large=True)
     parts = [f'<div class="whole">{whole}</div>'] if whole else []
@@ -87,22 +92,22 @@ def _reasons(report: Findings, i: int) -> str:
         return "<div><h4>Not finite</h4><p>Its loss or gradient is NaN or infinite.</p></div>"
     made = report.suspicion
     lines = [
-        f"gradient number {_place(report, i):,} of {int(report.finite.sum()):,} by length",
-        f"mean cosine with its nearest gradients {float(made.agreement[i]):+.2f}",
+        f"gradient norm: rank {_place(report, i):,} of {int(report.finite.sum()):,}",
+        f"mean cosine with the nearest gradients: {float(made.agreement[i]):+.2f}",
     ]
     if made.class_agreement is not None:
-        lines.append(f"cosine with its class {float(made.class_agreement[i]):+.2f}")
+        lines.append(f"cosine with its class: {float(made.class_agreement[i]):+.2f}")
     items = "".join(f"<li>{line}</li>" for line in lines)
     return f"<div><h4>Why this score</h4><ul>{items}</ul></div>"
 
 
 def _place(report: Findings, i: int) -> int:
-    """How many gradients are as long or longer."""
+    """How many gradients have at least this norm."""
     return int((report.norms[report.finite] >= report.norms[i]).sum())
 
 
 def _nearest(report: Findings, i: int) -> str:
-    """The nearest gradients, whether they pull the same way or against."""
+    """The nearest gradients: in the same or in the opposite direction."""
     near = report.suspicion.neighbours
     cards = []
     for j, cosine in zip(near.indices[i, :6].tolist(), near.cosines[i, :6].tolist(), strict=True):
@@ -110,7 +115,7 @@ def _nearest(report: Findings, i: int) -> str:
             continue
         label = "" if report.labels is None else report.class_name(int(report.labels[j]))
         way = "same" if cosine > 0 else "against"
-        said = f"sample {report.ids[j]}, {'pulls the same way' if cosine > 0 else 'pulls against'}"
+        said = f"sample {report.ids[j]}, {'same' if cosine > 0 else 'opposite'} direction"
         shown = picture(report.shown(j), said) or escape(str(report.ids[j]))
         cards.append(
             f'<figure class="{way}" title="{escape(said)}">{shown}<figcaption>{escape(label)} '
@@ -122,7 +127,7 @@ def _nearest(report: Findings, i: int) -> str:
 
 
 def _shares(report: Findings, i: int) -> str:
-    """Which parameters the gradient lies in."""
+    """The parameters with the largest share of the squared norm."""
     squares = report.parameter_norms[i].double().square()
     total = float(squares.sum())
     if not 0 < total < float("inf"):
@@ -134,7 +139,7 @@ def _shares(report: Findings, i: int) -> str:
         for k in top
         if float(squares[k]) / total >= 0.005
     )
-    return f'<div><h4>Where its gradient lies</h4><ul class="shares">{rows}</ul></div>'
+    return f'<div><h4>Share of the squared norm</h4><ul class="shares">{rows}</ul></div>'
 
 
 def plain_table(heads: Sequence[str], rows: Sequence[Sequence[object]], name: str) -> str:

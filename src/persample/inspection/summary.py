@@ -11,8 +11,8 @@ from .compare import changes
 from .findings import Findings
 from .table import aligned, number
 
-COLOURS = {"good": "32", "note": "33", "bad": "31", "head": "1", "quiet": "2"}
-SIGNS = {"good": "✓", "note": "•", "bad": "✗"}
+COLOURS = {"good": "32", "note": "33", "bad": "31", "fact": "2", "head": "1", "quiet": "2"}
+SIGNS = {"good": "✓", "note": "•", "bad": "✗", "fact": "·"}
 
 
 def summary(report: Findings, *, colour: bool = False, k: int = 8, again: Any = None) -> str:
@@ -22,15 +22,18 @@ def summary(report: Findings, *, colour: bool = False, k: int = 8, again: Any = 
         return f"\x1b[{COLOURS[name]}m{text}\x1b[0m" if colour else text
 
     found = words.verdicts(report)
-    width = max(len(v.head) for v in found)
     lines = [paint(words.title(report), "head"), ""]
+    if report.planted is not None:
+        lines += [paint(report.planted.head, "head"), f"  {report.planted.text}", ""]
+        found = [v for v in found if v.head != report.planted.head]
+    width = max(len(v.head) for v in found)
     lines += [
         f"  {paint(SIGNS[v.state], v.state)} {v.head.ljust(width)}  {paint(v.text, 'quiet')}"
         for v in found
     ]
     lines += [f"  ! {text}" for text in words.remarks(report)]
     for title, table in (
-        ("suspects, most likely first", report.suspects(k)),
+        ("suspects, most suspicious first", report.suspects(k)),
         ("largest gradients", report.outliers(min(k, 5))),
     ):
         if len(table):
@@ -62,6 +65,7 @@ def _samples(report: Findings, indices: list[int]) -> list[list[str]]:
     heads += ["label"] if report.labels is not None else []
     heads += ["model says"] if report.predictions is not None else []
     heads += ["neighbours say"] if report.suspicion.vote is not None else []
+    heads += ["planted"] if report.planted is not None else []
     rows = [heads + (["text"] if _text(report, indices[0]) else [])]
     for i in indices:
         row = [str(report.ids[i]), f"{float(report.suspicion.score[i]):.2f}"]
@@ -69,6 +73,8 @@ def _samples(report: Findings, indices: list[int]) -> list[list[str]]:
         for column in (report.labels, report.predictions, report.suspicion.vote):
             if column is not None:
                 row.append(report.class_name(int(column[i])))
+        if report.planted is not None:
+            row.append("planted" if i in report.planted.positions else "")
         text = _text(report, i)
         rows.append(row + ([text] if len(rows[0]) > len(row) else []))
     return rows

@@ -8,27 +8,28 @@ from .findings import Findings
 from .table import number
 
 NOT_PRIVATE = (
-    "Computed from the data, so it is not private: a threshold chosen by looking at it is not "
-    "covered by a privacy guarantee."
+    "This curve is computed from the data, so it is not private: no privacy guarantee covers a "
+    "threshold chosen by looking at it."
 )
 NOISE_CAVEAT = (
-    "It holds at this point of training and for batches drawn at random. The mean gradient is "
-    "estimated from projections; near a minimum it vanishes and the ratio means little."
+    "It holds at this point of training and for random batches. The mean gradient is estimated "
+    "from projections; near a minimum it vanishes and the ratio means little."
 )
-IDENTICAL = "What the model received of these samples is the same, byte by byte."
+IDENTICAL = "The model received exactly the same input for these samples, byte by byte."
 ALIKE = (
-    "Different inputs with gradients that differ by less than 2% of their norm, as easy samples of "
-    "one class often do: not necessarily duplicates."
+    "The inputs differ, but the gradients differ by less than 2% of their norm. Easy samples of "
+    "one class often look like this; they need not be duplicates."
 )
 NOT_COMPARED = (
-    "Gradients differ by less than 2% of their norm. Inputs could not be compared, so these need "
-    "not be duplicates."
+    "The gradients differ by less than 2% of their norm. The inputs could not be compared, so "
+    "these need not be duplicates."
 )
+SHORT_STEP = 0.05  # seconds of a plain step below which fixed costs dominate
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One finding: where it is told, how it stands ("good", "note" or "bad"), what it says."""
+    """One finding: its section, its state ("good", "note", "bad" or "fact") and its words."""
 
     section: str
     state: str
@@ -37,11 +38,16 @@ class Verdict:
 
 
 def verdicts(report: Findings) -> list[Verdict]:
-    """The findings, most useful first."""
-    return [
-        _verified(report), _cost(report), _suspects(report), _dominance(report),
-        _duplicates(report), _nonfinite(report),
+    """The findings, most useful first; a failed self-check before all others."""
+    found = [
+        _suspects(report), _dominance(report), _duplicates(report), _nonfinite(report),
+        _verified(report), _cost(report),
     ]  # fmt: skip
+    if report.planted is not None:
+        found.insert(0, Verdict("suspects", "good", report.planted.head, report.planted.text))
+    check = report.verification
+    failed = check is not None and not check.ok
+    return sorted(found, key=lambda verdict: verdict.section != "check") if failed else found
 
 
 def _verified(report: Findings) -> Verdict:
@@ -50,22 +56,31 @@ def _verified(report: Findings) -> Verdict:
         return Verdict("check", "note", "Not verified", report.collected.unverified)
     if check.ok:
         return Verdict(
-            "check", "good", "Verified",
-            f"gradients of {check.n} samples agree with autograd and do not depend on each other",
+            "check", "good", "Gradients verified",
+            f"the gradients of {check.n} samples agree with autograd and are independent of each "
+            "other",
         )  # fmt: skip
     wrong = next(p.name for p in check.parameters if not p.ok)
-    return Verdict("check", "bad", "Wrong", f"{wrong} disagrees: do not trust this report")
+    return Verdict(
+        "check",
+        "bad",
+        "Wrong gradients",
+        f"{wrong} differs from autograd: do not trust this report",
+    )
 
 
 def _cost(report: Findings) -> Verdict:
-    ratio = report.cost.ratio
-    if ratio is None:
-        return Verdict("cost", "note", f"{report.cost.total:.1f} s", "no plain step was timed")
-    rate = report.count / report.cost.total if report.cost.total else 0.0
-    return Verdict(
-        "cost", "good" if ratio <= 2 else "note", f"{ratio:.1f}× a plain step",
-        f"inspected in {report.cost.total:.1f} s, {number(rate)} samples a second",
-    )  # fmt: skip
+    cost = report.cost
+    head = f"{report.count:,} samples in {cost.total:.{1 if cost.total >= 1 else 2}f} s"
+    if cost.ratio is None:
+        return Verdict("cost", "fact", head, "no plain step was timed for comparison")
+    text = f"inspecting a batch takes {cost.ratio:.1f}× a plain forward and backward pass"
+    if cost.plain_seconds < SHORT_STEP:
+        text += (
+            f"; plain steps of {number(1000 * cost.plain_seconds)} ms are short, so fixed costs "
+            "dominate"
+        )
+    return Verdict("cost", "fact", head, text)
 
 
 def _suspects(report: Findings) -> Verdict:
@@ -74,15 +89,15 @@ def _suspects(report: Findings) -> Verdict:
     return Verdict(
         "suspects", "note" if count else "good",
         f"{count:,} suspect {what}{'' if count == 1 else 's'}",
-        "large gradients that the gradients nearest to them contradict",
+        "large gradients that disagree with their nearest neighbours",
     )  # fmt: skip
 
 
 def _dominance(report: Findings) -> Verdict:
     share = report.share(0.01)
     return Verdict(
-        "outliers", "note" if share > 0.25 else "good", f"Top 1% hold {share:.0%}",
-        "how much of the total length the largest gradients make up",
+        "outliers", "note" if share > 0.25 else "good", f"Top 1% carry {share:.0%}",
+        "of the total gradient norm: the 1% of samples with the largest gradients",
     )  # fmt: skip
 
 
@@ -93,9 +108,10 @@ def _duplicates(report: Findings) -> Verdict:
     if not made.compared:
         text = "inputs could not be compared; " + _near(near, "")
         return Verdict("duplicates", "note", "Duplicates unknown", text)
-    text = "samples with the same inputs as an earlier one" if count else "no two inputs are equal"
+    text = "samples with the same input as an earlier one" if count else "no two inputs are equal"
     if made.conflicting:
-        text += f", {len(made.conflicting):,} groups with different labels"
+        groups = len(made.conflicting)
+        text += f", {groups:,} group{'' if groups == 1 else 's'} with different labels"
     return Verdict(
         "duplicates", "note" if count else "good",
         f"{count:,} duplicate{'' if count == 1 else 's'}",
@@ -105,13 +121,13 @@ def _duplicates(report: Findings) -> Verdict:
 
 def _near(count: int, more: str) -> str:
     if not count:
-        return f"no {'other ' if more else ''}two gradients nearly agree"
+        return f"no {'other ' if more else ''}two gradients are nearly equal"
     return f"{count:,} {more}{'has' if count == 1 else 'have'} nearly the gradient of another"
 
 
 def _nonfinite(report: Findings) -> Verdict:
     count = len(report.nonfinite)
-    text = "NaN or infinite loss or gradient; left out of everything else"
+    text = "samples with a NaN or infinite loss or gradient; left out of everything else"
     return Verdict(
         "nonfinite", "bad" if count else "good", f"{count:,} not finite",
         text if count else "every loss and every gradient is finite",
@@ -119,27 +135,27 @@ def _nonfinite(report: Findings) -> Verdict:
 
 
 def title(report: Findings) -> str:
-    """What was looked at."""
+    """Model and size of the data."""
     batches = "1 batch" if report.batches == 1 else f"{report.batches:,} batches"
     return f"{report.model_name}, {report.count:,} samples in {batches}"
 
 
 def id_head(report: Findings) -> str:
-    """What the column with ids is called: a position is no id."""
+    """The head of the column with ids: a position is not an id."""
     return "id" if report.ids_given else "position"
 
 
 def remarks(report: Findings) -> list[str]:
-    """What one must know before reading on."""
+    """Warnings that concern the whole report."""
     found = []
     made = report.collected
     if report.interrupted:
-        found.append("Interrupted: this report covers only the samples seen until then.")
+        found.append("Interrupted: this report covers only the samples seen before.")
     if not report.ids_given and not report.in_order:
         why = f" ({made.ids.order.why})" if made.ids.order.why else ""
         found.append(
             "No ids were given: pass-7 is the eighth sample of this pass, not index 7 of the data "
-            f'set{why}. ids="idx" takes a field of the batch.'
+            f'set{why}. Pass ids="idx" to read them from a field of the batch.'
         )
     given = made.ids.available
     whole = not (report.interrupted or made.limited)
@@ -147,10 +163,10 @@ def remarks(report: Findings) -> list[str]:
         found.append(f"{given:,} ids were given for {report.count:,} samples.")
     if made.dropout:
         found.append(
-            "Dropout is active, so gradients differ from run to run: model.eval() stops it."
+            "Dropout is active, so gradients differ from run to run. Call model.eval() first."
         )
     if not bool(report.finite.any()):
-        found.append("No sample has a finite gradient: nothing can be said of them.")
+        found.append("No sample has a finite gradient, so there is nothing to report.")
     return found
 
 
@@ -165,7 +181,7 @@ def clip_words(report: Findings) -> str:
     at = int((curve.thresholds - median).abs().argmin())
     return (
         f"At C = {number(median)}, the median norm, half of the samples are clipped and the mean "
-        f"gradient moves by {float(curve.bias[at]):.0%} of its length."
+        f"gradient changes by {float(curve.bias[at]):.0%} of its norm."
     )
 
 
@@ -173,14 +189,14 @@ def noise_words(report: Findings) -> str:
     """The noise scale in a sentence."""
     noise = report.noise
     if noise is None:
-        return "It needs two batches of at least two samples."
+        return "Not estimated: it needs two batches of at least two samples."
     if noise.value is None or noise.low is None or noise.high is None:
         return (
-            f"Over {noise.batches} batches the mean gradient cannot be told from zero "
-            f"(tr Σ = {number(noise.trace)}): the noise scale is larger than these data can show."
+            f"Not reported: over {noise.batches} batches the mean gradient is indistinguishable "
+            f"from zero (tr Σ = {number(noise.trace)})."
         )
     return (
         f"tr Σ / |G|² = {number(noise.value)} over {noise.batches} batches (between "
-        f"{number(noise.low)} and {number(noise.high)}): averaging over many more samples per step "
-        "than this gains little, far fewer makes the gradient mostly noise."
+        f"{number(noise.low)} and {number(noise.high)}). Batches much larger than this gain "
+        "little; in much smaller ones the gradient is mostly noise."
     )

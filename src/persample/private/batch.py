@@ -22,6 +22,8 @@ class Batch:
         step: The number of the step, from 0.
         parts: This process's micro-batches.
         sums: What was added up so far.
+        parameters: The trainable parameters when it was drawn.
+        finished: Whether its step was taken.
     """
 
     def __init__(
@@ -32,6 +34,7 @@ class Batch:
         parameters: Mapping[str, Tensor],
     ) -> None:
         self.step, self.parts, self.sums = step, list(parts), Sums(parameters)
+        self.parameters, self.finished = dict(parameters), False
         self._loaded = loaded
         self._device = next(iter(parameters.values())).device
         self._taken = 0  # micro-batches handed out

@@ -16,7 +16,7 @@ from .plan import Plan
 
 _BATCH_NORM = nn.modules.batchnorm._BatchNorm
 _INSTANCE_NORM = nn.modules.instancenorm._InstanceNorm
-# buffers that follow from parameters alone
+# whose buffers follow from parameters alone
 _DERIVED = ("SpectralNorm", "_SpectralNorm")
 
 
@@ -97,6 +97,12 @@ def expect_optimizer(optimizer: Any, model: nn.Module) -> None:
             f"{type(optimizer).__name__} calls a closure, perhaps several times in a step",
             why="every call would be a release of its own, with the same noise or none",
             fix="an optimizer whose step() needs no closure: SGD, Adam, AdamW",
+        )
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise UsageError(
+            "SparseAdam takes sparse gradients only",
+            why="noise is added to every row: rows without it would tell who was not drawn",
+            fix="torch.optim.Adam(model.parameters())",
         )
     known = {id(p) for p in model.parameters()}
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -200,29 +206,32 @@ def number_taken(where: str) -> UsageError:
     )
 
 
-class Buffers:
-    """A model's buffers before a forward: data must not be written to them."""
+class Written:
+    """Buffers and parameters as they were before a forward: data must not be written to them."""
 
     def __init__(self, model: nn.Module) -> None:
         self._seen = [
-            (f"{prefix}.{name}" if prefix else name, module, name, buffer, buffer._version)
+            (f"{prefix}.{name}" if prefix else name, held, name, value, value._version)
             for prefix, module in model.named_modules()
-            if type(module).__name__ not in _DERIVED
-            for name, buffer in module._buffers.items()
-            if buffer is not None and not _is_spectral(module, name)
+            for held in (module._parameters, module._buffers)
+            for name, value in held.items()
+            if value is not None and not (held is module._buffers and _is_derived(module, name))
         ]
 
-    def expect_untouched(self) -> None:
-        """Refuse a model that keeps something of its samples: no noise is added to buffers."""
-        for path, module, name, buffer, version in self._seen:
-            if module._buffers.get(name) is not buffer or buffer._version != version:
+    def expect_none(self) -> None:
+        """Refuse a model that keeps something of its samples: no noise would be added to it."""
+        for path, held, name, value, version in self._seen:
+            if held.get(name) is not value or value._version != version:
+                kind = "parameter" if isinstance(value, nn.Parameter) else "buffer"
                 raise UsageError(
-                    f"the buffer {path!r} was written to in forward",
+                    f"the {kind} {path!r} was written to in forward",
                     why="what it keeps of the data is saved with the model, without noise",
                     fix="put that module in eval() mode, or keep such state out of the model",
                 )
 
 
-def _is_spectral(module: nn.Module, name: str) -> bool:
-    """The vectors of ``nn.utils.spectral_norm`` follow from the weight alone."""
+def _is_derived(module: nn.Module, name: str) -> bool:
+    """Vectors of spectral norms follow from the weight alone."""
+    if type(module).__name__ in _DERIVED:
+        return True
     return name.endswith(("_u", "_v")) and f"{name[:-2]}_orig" in module._parameters

@@ -1,21 +1,114 @@
-"""What a plan's constants may be, and how one follows from another."""
+"""The public constants of a private training: what they may be, and what follows from them."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
-import sys
-import warnings
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Self
 
 from ..errors import UsageError
 from ..validation import number, shown, whole
+from . import accounting, banded
 
 UNITS = ("sample", "user")
 CLIPPINGS = ("flat", "automatic", "per_layer")
 
 
-class PrivacyWarning(UserWarning):
-    """A plan is consistent, but its guarantee means little."""
+@dataclass(frozen=True, kw_only=True)
+class Constants:
+    """The constants by name; those that contradict each other are refused.
+
+    :class:`persample.private.Plan` says what each of them is.
+    """
+
+    noise_multiplier: float
+    sample_rate: float
+    steps: int
+    max_norm: float
+    delta: float
+    size: int | None = None
+    batch_size: float | None = None
+    divisor: float | None = None
+    unit: str = "sample"
+    clipping: str = "flat"
+    cap: int | None = None
+    bands: int = 1
+    target_epsilon: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in checked(asdict(self)).items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def relation(self) -> str:
+        """``"zero-out"``, or ``"add-or-remove"`` if the plan holds no size."""
+        return "zero-out" if self.size is not None else "add-or-remove"
+
+    @property
+    def column_norm(self) -> float:
+        """The largest column norm of the noise's strategy matrix; 1 for one band."""
+        return banded.column_norm(self.bands)
+
+    @property
+    def noise_std(self) -> float:
+        """Standard deviation of the white noise drawn once a step: σ · C · column_norm."""
+        return self.noise_multiplier * self.max_norm * self.column_norm
+
+    @property
+    def group_rate(self) -> float:
+        """The probability with which a record is drawn in a step of its group: b · q."""
+        return self.mechanism().rate
+
+    def epsilon(self, steps: int | None = None) -> float:
+        """ε at the plan's δ after ``steps`` updates (after all of them by default).
+
+        >>> from persample import private
+        >>> plan = private.plan(
+        ...     noise_multiplier=1.0, delta=1e-5, size=1000, batch_size=100, steps=20
+        ... )
+        >>> plan.epsilon(0) == 0 < plan.epsilon(10) < plan.epsilon()
+        True
+        """
+        done = self.steps if steps is None else whole(steps, "steps", least=0)
+        return accounting.epsilon(self.mechanism(), steps=done, delta=self.delta)
+
+    def event(self, steps: int | None = None) -> Any:
+        """The dp-accounting event of ``steps`` updates, to be composed with other releases."""
+        done = self.steps if steps is None else whole(steps, "steps", least=0)
+        return accounting.event(self.mechanism(), steps=done)
+
+    def mechanism(self) -> accounting.Mechanism:
+        """What the accountant has to know of one step."""
+        return accounting.Mechanism(
+            noise_multiplier=self.noise_multiplier,
+            sample_rate=self.sample_rate,
+            size=self.size,
+            cap=self.cap,
+            bands=self.bands,
+        )
+
+    def fingerprint(self) -> str:
+        """A digest of all public constants, the same on every machine: for checkpoints."""
+        text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The constants by name; JSON can hold them."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Those whose :meth:`to_dict` this is; its constants are checked again."""
+        names = {field.name for field in fields(cls)}
+        if not isinstance(values, Mapping) or set(values) != names:
+            raise UsageError(
+                f"these are not the constants of a plan: {shown(values)}",
+                fix="Plan.from_dict takes what plan.to_dict() returned",
+            )
+        return cls(**values)
 
 
 def positive(value: Any, what: str, *, fix: str) -> float:
@@ -111,71 +204,4 @@ def one_of(value: Any, what: str, known: tuple[str, ...]) -> None:
         listed = ", ".join(repr(word) for word in known)
         raise UsageError(
             f"{what} must be one of {listed}; got {shown(value)}", fix=f"{what}={known[0]!r}"
-        )
-
-
-def sampling(size: int | None, batch_size: Any, sample_rate: Any) -> tuple[float, float | None]:
-    """The sampling rate and, where the size is known, the expected batch size."""
-    if (batch_size is None) is (sample_rate is None):
-        given = "neither" if batch_size is None else "both"
-        raise UsageError(
-            f"a plan takes batch_size or sample_rate, got {given}", fix="batch_size=512 with size="
-        )
-    if batch_size is None:
-        rate = fraction(sample_rate, "sample_rate", closed=True, fix="sample_rate=0.01")
-        return rate, None if size is None else rate * size
-    batch = whole(batch_size, "batch_size", least=1)
-    if size is None:
-        raise UsageError(
-            "batch_size alone gives no sampling rate",
-            fix="add size=, the public number of records, or pass sample_rate=",
-        )
-    if batch > size:
-        raise UsageError(
-            f"batch_size {batch} is more than size {size}",
-            why="the sampling rate batch_size / size is a probability",
-            fix=f"batch_size={size} at most",
-        )
-    return batch / size, float(batch)
-
-
-def updates(
-    epochs: Any, steps: Any, *, rate: float, size: int | None, batch_size: float | None
-) -> int:
-    """The number of updates: ⌈epochs · size / batch_size⌉, or as given."""
-    if (epochs is None) is (steps is None):
-        given = "neither" if epochs is None else "both"
-        raise UsageError(f"a plan takes epochs or steps, got {given}", fix="epochs=10")
-    if epochs is None:
-        return whole(steps, "steps", least=1)
-    passes = positive(epochs, "epochs", fix="epochs=10")
-    exact = passes / rate if size is None or batch_size is None else passes * size / batch_size
-    if exact > sys.maxsize:
-        raise UsageError(f"epochs={shown(epochs)} are too many updates", fix="epochs=10")
-    return math.ceil(round(exact, 6))  # 7 / 0.07 is 100, not 101
-
-
-def noise(epsilon: Any, noise_multiplier: Any) -> float | None:
-    """The noise multiplier if it was given; None if a target ε was."""
-    if (epsilon is None) is (noise_multiplier is None):
-        given = "neither" if epsilon is None else "both"
-        raise UsageError(
-            f"a plan takes epsilon or noise_multiplier, got {given}",
-            why="one follows from the other",
-            fix="epsilon=8.0, and the noise is found; or noise_multiplier=1.0",
-        )
-    if noise_multiplier is None:
-        positive(epsilon, "epsilon", fix="epsilon=8.0")
-        return None
-    return positive(noise_multiplier, "noise_multiplier", fix="noise_multiplier=1.0")
-
-
-def warn_of_delta(delta: float, size: int | None, unit: str) -> None:
-    """Warn of a δ at which releasing one whole record would count as private."""
-    if size is not None and delta >= 1 / size:
-        warnings.warn(
-            f"delta={delta:g} is not below 1 / size = {1 / size:.3g}: publishing one {unit} at "
-            "random would count as private; choose delta well below 1 / size",
-            PrivacyWarning,
-            stacklevel=3,
         )

@@ -3,52 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ..api import record
 from .sums import Sums, wide
+from .training import Training
 from .users import Part
-
-if TYPE_CHECKING:
-    from .arms import Arm
 
 Named = Mapping[str, Tensor]
 
 
-def alone(arm: Arm, step: int) -> dict[str, Tensor]:
-    """The clipped gradient of the arm's unit by plain autograd.
+def alone(training: Training, unit: int, step: int) -> dict[str, Tensor]:
+    """The clipped gradient of a unit by plain autograd.
 
     In a model at rest it runs alone; else in the micro-batch that it was drawn in, with the same
     random numbers.
     """
-    training = arm.training
-    parts = [p for p in training.parts(step) if arm.unit in p.units.tolist()]
+    parts = [p for p in training.parts(step) if unit in p.units.tolist()]
     if not parts:  # a user without samples
         return Sums(training.trainable()).total()
     (part,) = parts
-    place = part.units.tolist().index(arm.unit)
+    place = part.units.tolist().index(unit)
     ids = torch.arange(len(part.rows)) if part.ids is None else part.ids
     mine = ids == place
     if training.model.training:
         rows, n = part.rows, part.n
     else:
         rows, ids, mine, n, place = part.rows[mine], ids[mine] - place, mine[mine], 1, 0
-    found = _gradient(arm, part, rows, mine)
+    found = _gradient(training, part, rows, mine)
     if not length(found) < float("inf"):  # of another row, perhaps: 0 · NaN is NaN
-        found = _gradient(arm, part, torch.where(mine, rows, rows[mine][0]), mine)
-    if place in _overflowing(arm, part, rows, ids, n):
+        found = _gradient(training, part, torch.where(mine, rows, rows[mine][0]), mine)
+    if place in _overflowing(training, part, rows, ids, n):
         return {name: torch.zeros_like(g, dtype=_double(g)) for name, g in found.items()}
     return clip(found, training.plan.max_norm, training.plan.clipping)
 
 
-def _overflowing(arm: Arm, part: Part, rows: Tensor, ids: Tensor, n: int) -> list[int]:
+def _overflowing(training: Training, part: Part, rows: Tensor, ids: Tensor, n: int) -> list[int]:
     """Units that contribute nothing because something of their gradient is not finite."""
-    training = arm.training
     assert training.loss_fn is not None
-    arm.recording(part)
+    training.observer.recording(part)
     with record(training.model, n=n, sample_ids=ids, **training.options) as tape:
         tape.backward(training.loss_fn(training.model, training.load(rows)))
     found: list[int] = tape.nonfinite().tolist()
@@ -56,11 +51,10 @@ def _overflowing(arm: Arm, part: Part, rows: Tensor, ids: Tensor, n: int) -> lis
     return found
 
 
-def _gradient(arm: Arm, part: Part, rows: Tensor, mine: Tensor) -> dict[str, Tensor]:
+def _gradient(training: Training, part: Part, rows: Tensor, mine: Tensor) -> dict[str, Tensor]:
     """The gradient of some of the losses of a batch of rows."""
-    training = arm.training
     assert training.loss_fn is not None
-    arm.recording(part)
+    training.observer.recording(part)
     losses = training.loss_fn(training.model, training.load(rows))
     named = training.trainable()
     for parameter in named.values():

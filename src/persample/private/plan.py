@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+import math
+import sys
+import warnings
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import UsageError
 from ..validation import number, shown, whole
-from . import accounting, banded, constants, statement, truncation
+from . import accounting, statement, truncation
+from .constants import Constants, fraction, positive
+
+
+class PrivacyWarning(UserWarning):
+    """A plan is consistent, but its guarantee means little."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class Plan(Constants):
     """The public constants of a private training; made by :func:`plan`.
 
     Nothing in it is read off the data. ``print(plan)`` is the statement to publish.
@@ -35,96 +40,10 @@ class Plan:
         target_epsilon: The ε that was asked for, or None if the noise multiplier was.
     """
 
-    noise_multiplier: float
-    sample_rate: float
-    steps: int
-    max_norm: float
-    delta: float
-    size: int | None = None
-    batch_size: float | None = None
-    divisor: float | None = None
-    unit: str = "sample"
-    clipping: str = "flat"
-    cap: int | None = None
-    bands: int = 1
-    target_epsilon: float | None = None
-
-    def __post_init__(self) -> None:
-        for name, value in constants.checked(asdict(self)).items():
-            object.__setattr__(self, name, value)
-
-    @property
-    def relation(self) -> str:
-        """``"zero-out"``, or ``"add-or-remove"`` if the plan holds no size."""
-        return "zero-out" if self.size is not None else "add-or-remove"
-
-    @property
-    def column_norm(self) -> float:
-        """The largest column norm of the noise's strategy matrix; 1 for one band."""
-        return banded.column_norm(self.bands)
-
-    @property
-    def noise_std(self) -> float:
-        """Standard deviation of the white noise drawn once a step: σ · C · column_norm."""
-        return self.noise_multiplier * self.max_norm * self.column_norm
-
-    @property
-    def group_rate(self) -> float:
-        """The probability with which a record is drawn in a step of its group: b · q."""
-        return self.mechanism().rate
-
-    def epsilon(self, steps: int | None = None) -> float:
-        """ε at the plan's δ after ``steps`` updates (after all of them by default).
-
-        >>> from persample import private
-        >>> plan = private.plan(
-        ...     noise_multiplier=1.0, delta=1e-5, size=1000, batch_size=100, steps=20
-        ... )
-        >>> plan.epsilon(0) == 0 < plan.epsilon(10) < plan.epsilon()
-        True
-        """
-        done = self.steps if steps is None else whole(steps, "steps", least=0)
-        return accounting.epsilon(self.mechanism(), steps=done, delta=self.delta)
-
-    def event(self, steps: int | None = None) -> Any:
-        """The dp-accounting event of ``steps`` updates, to be composed with other releases."""
-        done = self.steps if steps is None else whole(steps, "steps", least=0)
-        return accounting.event(self.mechanism(), steps=done)
-
     def statement(self, steps: int | None = None) -> str:
         """The statement to publish after ``steps`` updates (after all of them by default)."""
         done = self.steps if steps is None else whole(steps, "steps", least=0)
         return statement.text(self, steps=done)
-
-    def mechanism(self) -> accounting.Mechanism:
-        """What the accountant has to know of one step."""
-        return accounting.Mechanism(
-            noise_multiplier=self.noise_multiplier,
-            sample_rate=self.sample_rate,
-            size=self.size,
-            cap=self.cap,
-            bands=self.bands,
-        )
-
-    def fingerprint(self) -> str:
-        """A digest of all public constants, the same on every machine: for checkpoints."""
-        text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()
-
-    def to_dict(self) -> dict[str, Any]:
-        """The constants by name; JSON can hold them."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Plan:
-        """The plan whose :meth:`to_dict` this is; its constants are checked again."""
-        names = {field.name for field in fields(cls)}
-        if not isinstance(values, Mapping) or set(values) != names:
-            raise UsageError(
-                f"these are not the constants of a plan: {shown(values)}",
-                fix="Plan.from_dict takes what plan.to_dict() returned",
-            )
-        return cls(**values)
 
     def __str__(self) -> str:
         return self.statement()
@@ -181,12 +100,12 @@ def plan(
     """
     accounting.version()  # a training whose ε nobody can compute is better not begun
     size = None if size is None else whole(size, "size", least=1)
-    rate, batch = constants.sampling(size, batch_size, sample_rate)
-    noise = constants.noise(epsilon, noise_multiplier)
+    rate, batch = _sampling(size, batch_size, sample_rate)
+    noise = _noise(epsilon, noise_multiplier)
     values: dict[str, Any] = {
         "noise_multiplier": noise if noise is not None else 1.0,
         "sample_rate": rate,
-        "steps": constants.updates(epochs, steps, rate=rate, size=size, batch_size=batch),
+        "steps": _updates(epochs, steps, rate=rate, size=size, batch_size=batch),
         "max_norm": max_norm,
         "delta": delta,
         "size": size,
@@ -199,7 +118,7 @@ def plan(
         "target_epsilon": epsilon,
     }
     found = Plan(**values)  # with any noise: every other constant is checked before the search
-    constants.warn_of_delta(found.delta, size, unit)
+    _warn_of_delta(found.delta, size, unit)
     return found if noise is not None else _calibrated(found)
 
 
@@ -210,3 +129,70 @@ def _calibrated(found: Plan) -> Plan:
         found.mechanism(), steps=found.steps, delta=found.delta, target=target
     )
     return Plan(**{**found.to_dict(), "noise_multiplier": noise})
+
+
+def _sampling(size: int | None, batch_size: Any, sample_rate: Any) -> tuple[float, float | None]:
+    """The sampling rate and, where the size is known, the expected batch size."""
+    if (batch_size is None) is (sample_rate is None):
+        given = "neither" if batch_size is None else "both"
+        raise UsageError(
+            f"a plan takes batch_size or sample_rate, got {given}", fix="batch_size=512 with size="
+        )
+    if batch_size is None:
+        rate = fraction(sample_rate, "sample_rate", closed=True, fix="sample_rate=0.01")
+        return rate, None if size is None else rate * size
+    batch = whole(batch_size, "batch_size", least=1)
+    if size is None:
+        raise UsageError(
+            "batch_size alone gives no sampling rate",
+            fix="add size=, the public number of records, or pass sample_rate=",
+        )
+    if batch > size:
+        raise UsageError(
+            f"batch_size {batch} is more than size {size}",
+            why="the sampling rate batch_size / size is a probability",
+            fix=f"batch_size={size} at most",
+        )
+    return batch / size, float(batch)
+
+
+def _updates(
+    epochs: Any, steps: Any, *, rate: float, size: int | None, batch_size: float | None
+) -> int:
+    """The number of updates: ⌈epochs · size / batch_size⌉, or as given."""
+    if (epochs is None) is (steps is None):
+        given = "neither" if epochs is None else "both"
+        raise UsageError(f"a plan takes epochs or steps, got {given}", fix="epochs=10")
+    if epochs is None:
+        return whole(steps, "steps", least=1)
+    passes = positive(epochs, "epochs", fix="epochs=10")
+    exact = passes / rate if size is None or batch_size is None else passes * size / batch_size
+    if exact > sys.maxsize:
+        raise UsageError(f"epochs={shown(epochs)} are too many updates", fix="epochs=10")
+    return math.ceil(round(exact, 6))  # 7 / 0.07 is 100, not 101
+
+
+def _noise(epsilon: Any, noise_multiplier: Any) -> float | None:
+    """The noise multiplier if it was given; None if a target ε was."""
+    if (epsilon is None) is (noise_multiplier is None):
+        given = "neither" if epsilon is None else "both"
+        raise UsageError(
+            f"a plan takes epsilon or noise_multiplier, got {given}",
+            why="one follows from the other",
+            fix="epsilon=8.0, and the noise is found; or noise_multiplier=1.0",
+        )
+    if noise_multiplier is None:
+        positive(epsilon, "epsilon", fix="epsilon=8.0")
+        return None
+    return positive(noise_multiplier, "noise_multiplier", fix="noise_multiplier=1.0")
+
+
+def _warn_of_delta(delta: float, size: int | None, unit: str) -> None:
+    """Warn of a δ at which releasing one whole record would count as private."""
+    if size is not None and delta >= 1 / size:
+        warnings.warn(
+            f"delta={delta:g} is not below 1 / size = {1 / size:.3g}: publishing one {unit} at "
+            "random would count as private; choose delta well below 1 / size",
+            PrivacyWarning,
+            stacklevel=3,
+        )

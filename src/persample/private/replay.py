@@ -174,7 +174,7 @@ def _trainings(
         for arm in arms:
             arm.run()
         sums = [arm.sums() for arm in arms]
-        moving, resting = (alone(arm, step) for arm in (arms[0], arms[2]))
+        moving, resting = (alone(arm.training, unit, step) for arm in (arms[0], arms[2]))
         for arm in arms:
             arm.finish(arms[0])
         bound = first.plan.max_norm

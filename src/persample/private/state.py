@@ -11,7 +11,7 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,16 +19,47 @@ from torch import Tensor, nn
 from ..errors import StorageError, UsageError
 from ..validation import shown
 from . import keys
-from .parallel import bare
-
-if TYPE_CHECKING:
-    from .training import Training
+from .ledger import Ledger
+from .loading import Source
+from .noise import Noise
+from .parallel import Processes, bare
+from .plan import Plan
+from .sampling import Sampler
+from .users import Units
 
 FORMAT = 1
 NOTICE = (
     "As secret as the data: with the keys in this file the noise can be subtracted. "
     "Publish the model's parameters alone."
 )
+
+
+class Training(Protocol):
+    """What a checkpoint holds of a :class:`persample.private.Training`."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    optimizer_configuration: str
+    scheduler: Any
+    plan: Plan
+    source: Source
+    processes: Processes
+    ledger: Ledger
+    noise: Noise
+
+    @property
+    def sampler(self) -> Sampler:
+        """The coins."""
+
+    @property
+    def units(self) -> Units:
+        """Samples or users."""
+
+    def trainable(self) -> dict[str, Tensor]:
+        """The parameters that are trained."""
+
+    def set_secrets(self, sample: bytes, noise: bytes) -> None:
+        """Key the draws and the noise."""
 
 
 def gather(training: Training) -> dict[str, Any]:
@@ -51,7 +82,7 @@ def gather(training: Training) -> dict[str, Any]:
         "model": snapshot(bare(training.model).state_dict()),
         "optimizer": snapshot(training.optimizer.state_dict()),
         "scheduler": None if scheduler is None else snapshot(scheduler.state_dict()),
-        "generators": _generators(),
+        "generators": generators(),
     }
 
 
@@ -118,8 +149,8 @@ def snapshot(value: Any) -> Any:
     return copy.deepcopy(value)
 
 
-def configuration(optimizer: torch.optim.Optimizer, model: nn.Module) -> str:
-    """A digest of an optimizer: its class, and every group's parameters and settings.
+def configuration(optimizer: torch.optim.Optimizer, model: nn.Module, scheduler: Any) -> str:
+    """A digest of an optimizer and its scheduler: classes, parameters and settings of all groups.
 
     The learning rate counts as it was before a scheduler changed it.
     """
@@ -130,9 +161,25 @@ def configuration(optimizer: torch.optim.Optimizer, model: nn.Module) -> str:
         settings["lr"] = settings.pop("initial_lr", settings.get("lr"))
         members = [(names.get(id(p), ""), list(p.shape), str(p.dtype)) for p in group["params"]]
         groups.append({"settings": settings, "parameters": members})
-    kind = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
-    text = json.dumps({"class": kind, "groups": groups}, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
+    found = {"class": _kind(optimizer), "groups": groups, "scheduler": _schedule(scheduler)}
+    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
+
+
+def _schedule(scheduler: Any) -> Any:
+    """The class of a scheduler, and what its checkpoint does not hold: values of functions."""
+    if scheduler is None:
+        return None
+    functions = getattr(scheduler, "lr_lambdas", ())
+    inner = getattr(scheduler, "_schedulers", ())
+    return [
+        _kind(scheduler),
+        [[_plain(f(k)) for k in (0, 1, 2, 5, 10, 100, 1000)] for f in functions],
+        [_schedule(each) for each in inner],
+    ]
+
+
+def _kind(value: object) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 def _plain(value: Any) -> Any:
@@ -171,7 +218,8 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _generators() -> dict[str, Any]:
+def generators() -> dict[str, Any]:
+    """The states of torch's global generators."""
     found: dict[str, Any] = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         found["cuda"] = torch.cuda.get_rng_state_all()
@@ -227,8 +275,7 @@ def _expect_same(training: Training, found: Mapping[str, Any], *, fork: bool) ->
                 fix="train another model from the start, and count both",
             )
         return
-    same = found["optimizer_configuration"] == training.optimizer_configuration
-    if not same or (found["scheduler"] is None) is not (training.scheduler is None):
+    if found["optimizer_configuration"] != training.optimizer_configuration:
         raise UsageError(
             "the checkpoint is of another optimizer or scheduler",
             why="another update with the same noise would let it be subtracted",

@@ -8,12 +8,9 @@ from __future__ import annotations
 import math
 import textwrap
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from . import accounting
-
-if TYPE_CHECKING:
-    from .plan import Plan
+from .constants import Constants
 
 _CLIPPING = {
     "flat": "g becomes g · min(1, C / ‖g‖)",
@@ -22,7 +19,7 @@ _CLIPPING = {
 }
 
 
-def text(plan: Plan, *, steps: int | None = None) -> str:
+def text(plan: Constants, *, steps: int | None = None) -> str:
     """The statement of a plan, or of its first ``steps`` updates."""
     done = plan.steps if steps is None else steps
     lines = {
@@ -50,7 +47,7 @@ def _row(label: str, line: str) -> str:
     )
 
 
-def _guarantee(plan: Plan, steps: int) -> str:
+def _guarantee(plan: Constants, steps: int) -> str:
     spent = plan.epsilon(steps)
     if math.isinf(spent):
         return f"none: no finite epsilon can be shown at delta = {plan.delta:g}"
@@ -67,11 +64,11 @@ def _upwards(value: float) -> str:
     return f"{math.ceil(value / unit * (1 - 1e-12)) * unit:.4g}"
 
 
-def _unit(plan: Plan) -> str:
+def _unit(plan: Constants) -> str:
     return "one sample" if plan.unit == "sample" else "one user: all samples of that user together"
 
 
-def _relation(plan: Plan) -> str:
+def _relation(plan: Constants) -> str:
     if plan.size is None:
         return (
             f"add-or-remove: data sets that differ by the presence of one {plan.unit}, provided "
@@ -84,7 +81,7 @@ def _relation(plan: Plan) -> str:
     )
 
 
-def _sampling(plan: Plan) -> str:
+def _sampling(plan: Constants) -> str:
     if plan.bands > 1:
         found = (
             f"each {plan.unit} falls into one of {plan.bands} groups by an independent coin; each "
@@ -103,7 +100,7 @@ def _sampling(plan: Plan) -> str:
     return found
 
 
-def _clipping(plan: Plan) -> str:
+def _clipping(plan: Constants) -> str:
     whose = "one sample" if plan.unit == "sample" else "all samples of one user, added up"
     return (
         f"C = {plan.max_norm:g}; for the gradient g of {whose}: {_CLIPPING[plan.clipping]}; "
@@ -111,7 +108,7 @@ def _clipping(plan: Plan) -> str:
     )
 
 
-def _mechanism(plan: Plan) -> str:
+def _mechanism(plan: Constants) -> str:
     found = (
         f"Gaussian: noise multiplier {plan.noise_multiplier:.6g}, standard deviation "
         f"{plan.noise_std:.6g}, once per update on every trainable parameter"
@@ -125,7 +122,7 @@ def _mechanism(plan: Plan) -> str:
     return f"{found}; {divisor or f'the noisy sum is divided by {plan.divisor:g}'}"
 
 
-def _accounting(plan: Plan, steps: int) -> str:
+def _accounting(plan: Constants, steps: int) -> str:
     mechanism = plan.mechanism()
     found = (
         f"privacy loss distributions (dp-accounting {accounting.version()}, rounded up), "

@@ -41,11 +41,11 @@ class Sums:
         }
 
     def _own(self, name: str, value: Tensor) -> Tensor:
-        """A dense tensor that nobody else holds, so that it can be added to."""
-        dtype = wide(self._parameters[name].dtype)
-        taken = value.detach().to(dtype)
-        shared = taken is value and (value._base is not None or not value.is_contiguous())
-        return taken.contiguous().clone() if shared else taken
+        """A contiguous tensor that nobody else holds, so that it can be added to."""
+        taken = value.detach().to(wide(self._parameters[name].dtype))
+        if value._base is None and taken.is_contiguous():
+            return taken
+        return taken.clone(memory_format=torch.contiguous_format)
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

@@ -119,8 +119,9 @@ class Training:
             self.processes.share(_secret(sample_generator, "sample_generator")),
             self.processes.share(_secret(noise_generator, "noise_generator")),
         )
-        self.optimizer_configuration = state.configuration(optimizer, model)
+        self.optimizer_configuration = state.configuration(optimizer, model, scheduler)
         self._batch: Batch | None = None
+        self._generators: dict[str, Any] = {}
         self._expect_agreement()
 
     def set_secrets(self, sample: bytes, noise: bytes) -> None:
@@ -163,17 +164,21 @@ class Training:
         A batch may be empty; call :meth:`step` all the same. Where a loop was left before
         ``step()``, the next one begins with the same batch.
         """
-        loaded = self.source.each(self._jobs(self.steps))
+        due, draws = -1, self.draws
         while self.steps < self.plan.steps:
             step = self.steps
             checks.expect_model(self.model)
             checks.expect_optimizer(self.optimizer, self.model)
+            if step != due or draws is not self.draws:  # the first, or a checkpoint was loaded
+                draws, loaded = self.draws, self.source.each(self._jobs(step))
             parameters = self.trainable()
             for parameter in parameters.values():
                 parameter.grad = None
-            self._batch = Batch(step, self.parts(step), loaded, parameters)
-            yield self._batch
-            if self.steps == step:
+            self._generators = state.generators()
+            self._batch = batch = Batch(step, self.parts(step), loaded, parameters)
+            yield batch
+            due = step + 1 if batch.finished else -1
+            if self._batch is not None:
                 raise UsageError(
                     "the next batch was asked for before training.step()",
                     why="every batch that is drawn is one step of the plan, empty ones too",
@@ -200,7 +205,7 @@ class Training:
         batch = self._expect_batch("record")
         part = batch.current()
         self.observer.recording(part)
-        buffers = checks.Buffers(self.model)
+        kept = checks.Written(self.model)
         known: dict[str, Any] = {"n": part.n}
         if part.ids is not None:
             known["sample_ids"] = part.ids
@@ -209,7 +214,7 @@ class Training:
             for tensor, axis in batch.tensors(options):
                 tape.mark(tensor, dim=axis, ids=part.ids)
             yield tape
-        buffers.expect_untouched()
+        kept.expect_none()
         if tape.n != part.n:
             raise UsageError(
                 "the recording does not have the samples of the micro-batch",
@@ -250,26 +255,27 @@ class Training:
             )
         batch = self._expect_batch("step")
         batch.expect_complete()
-        self._batch = None
+        self._batch, batch.finished = None, True
         sums = batch.sums.total()
         self.processes.add_up(sums.values())
         self.observer.summed(batch.step, sums)
         self.ledger.count()
         grads = self.observer.released(batch.step, self.released(batch, sums))
-        self._write(grads)
+        self._write(grads, batch.parameters)
         self.optimizer.step()
         self._log(batch)
         if self.scheduler is not None:
             self.scheduler.step()
 
     @torch.no_grad()
-    def _write(self, grads: dict[str, Tensor]) -> None:
+    def _write(self, grads: dict[str, Tensor], parameters: Mapping[str, Tensor]) -> None:
         """Make them all that the optimizer finds: a frozen parameter may hold a gradient, too."""
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
                 parameter.grad = None
-        for name, parameter in self.trainable().items():
-            parameter.grad = as_gradient(grads[name], parameter)
+        for name, parameter in parameters.items():
+            if parameter.requires_grad:  # it may be frozen since
+                parameter.grad = as_gradient(grads[name], parameter)
 
     def released(self, batch: Batch, sums: dict[str, Tensor]) -> dict[str, Tensor]:
         """(sum + noise) / divisor: all that leaves a step."""
@@ -323,7 +329,10 @@ class Training:
 
         **It is as secret as the data**: it holds the keys of the noise and of the batches.
         """
-        return state.gather(self)
+        found = state.gather(self)
+        if self._batch is not None:  # it will be drawn again: from the numbers that it began with
+            found["generators"] = state.snapshot(self._generators)
+        return found
 
     def load_state_dict(self, found: Mapping[str, Any], *, fork: bool = False) -> None:
         """Go on from a checkpoint of the same plan, data and optimizer.

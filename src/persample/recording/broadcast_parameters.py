@@ -1,4 +1,4 @@
-"""Parameters that are repeated for every sample before any data are met: latents, learned queries.
+"""Parameters that are repeated for every sample before they are used with data: latents, queries.
 
 ``latents.expand(n, -1, -1)`` holds parameters only, and so does what layers make of it. Where such
 a tensor meets data, each of its rows meets one sample alone. Taken as one derived weight, all n
@@ -162,7 +162,7 @@ class Repeats:
                 self._put_constant(alias, axis)
         return found
 
-    # ------------------------------------------------------------------ where they meet data
+    # ------------------------------------------------------------------ their use with data
 
     def remade(self, tensor: Tensor) -> Tensor | None:
         """The same tensor with samples in it; None where it cannot be made."""
@@ -207,7 +207,7 @@ class Repeats:
         self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any],
         roles: Roles,
     ) -> Any:  # fmt: skip
-        """A call in which repeated parameters meet data, with samples of their own instead."""
+        """A call of repeated parameters and data, with samples of their own instead."""
         owned = roles.owned
         if operator.inplace or "out" in kwargs or self._context.backward.busy:
             return NOTHING
@@ -266,7 +266,7 @@ class Repeats:
         if origin.remade is not None:
             raise UsageError(
                 "a hook on learned rows that were used already",
-                why="they are the same for every sample, and were taken apart where they met data",
+                why="they are the same for every sample, and were split where data came in",
                 fix="register the hook before the tensor is used",
             )
         origin.failed = True

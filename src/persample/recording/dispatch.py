@@ -68,7 +68,7 @@ class Dispatch:
         self._states.batches = 0
         try:
             roles = self._sorted(operator, args, kwargs)
-        except Transformed:  # what comes out of the transform is nobody's
+        except Transformed:  # what comes out of the transform belongs to no sample
             self._context.user_code.transforming = True
             return func(*args, **kwargs)
         owned, wanted = roles.owned, torch.is_grad_enabled()
@@ -112,7 +112,7 @@ class Dispatch:
                 self._marking.store(operator, result, bad, roles.coloured, written=written)
                 return out
         out = capture_use(self._context, operator, func, args, kwargs, roles)
-        if roles.key is not None:
+        if roles.key is not None and func not in self._entering:
             self._learn.use(operator, func, args, kwargs, roles, out)
         return out
 
@@ -262,7 +262,8 @@ class Dispatch:
                 found = self._by_zeros(operator, seen, kwargs, result, roles) or states
             written = operator.inplace or "out" in kwargs
             self._marking.store(operator, result, found, roles.coloured, written=written)
-        if roles.key is not None and not roles.owned:  # what values decided is never learned
+        # what values decided is never learned, nor a name that means two functions
+        if roles.key is not None and not roles.owned and func not in self._entering:
             self._learn.data(operator, func, args, kwargs, roles, out, states)
         return out
 
@@ -270,7 +271,7 @@ class Dispatch:
         self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any,
         roles: Roles,
     ) -> Layout | None:  # fmt: skip
-        """A product in which samples meet by its shapes, but not by its values."""
+        """A product in which samples interact by its shapes, but not by its values."""
         if roles.owned:
             return None
         n = self._states.n or 0

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, is_grad_enabled, nn
+from torch import Tensor, is_grad_enabled, is_inference_mode_enabled, nn
 
 from ..guards.guards import Guards
 from ..layouts.layout import State
@@ -24,7 +24,6 @@ from .program import (
     OfConstant,
     OfMark,
     OfParameter,
-    Origin,
     Plain,
     Sequenced,
     Several,
@@ -62,6 +61,7 @@ class Follower:
                     or backward.receiving
                     or backward.muted
                     or not is_grad_enabled()
+                    or is_inference_mode_enabled()
                     or (types and types != _PLAIN_TYPES)
                 ):  # other circumstances than a step's
                     cursor.passing = True
@@ -82,14 +82,15 @@ class Follower:
         cursor.passing = False
         return MISSED
 
-    def agree(self, origins: Sequence[Origin], values: Sequence[Any]) -> bool:
+    def agree(self, origins: Sequence[Any], values: Sequence[Any]) -> bool:
         """Whether every value comes from where it came from."""
         if len(origins) != len(values):
             return False
         for origin, value in zip(origins, values, strict=True):
-            if isinstance(origin, int):
+            kind = origin.__class__
+            if kind is int:
                 fits = self._is_result(origin, value)
-            elif isinstance(origin, OfParameter):
+            elif kind is OfParameter:
                 fits = (
                     value is self._cursor.parameters[origin.slot]
                     and value.requires_grad
@@ -97,11 +98,11 @@ class Follower:
                     and value.dtype is origin.dtype
                     and id(value) not in self._marks
                 )
-            elif isinstance(origin, Plain):
+            elif kind is Plain:
                 fits = value.__class__ is origin.kind and value == origin.value
-            elif isinstance(origin, Sequenced):
+            elif kind is Sequenced:
                 fits = origin.fits(value)
-            elif isinstance(origin, Several):
+            elif kind is Several:
                 fits = value.__class__ is origin.kind
                 fits = fits and self.agree(origin.origins, value)
             else:
@@ -111,7 +112,7 @@ class Follower:
         return True
 
     def _is_result(self, index: int, value: Any) -> bool:
-        """Whether a value is this result, and nobody wrote to it or gave it a history."""
+        """Whether a value is this result, and was not written to or given a history."""
         results = self._results
         ref, version, known, _ = results.each[index]
         found: Any = ref()
@@ -133,6 +134,8 @@ class Follower:
     def _is_known(self, origin: OfMark | OfConstant, value: Tensor) -> bool:
         """Whether a tensor from elsewhere is like the one that the step was learned with."""
         if value.is_nested or value.shape != origin.shape or value.dtype is not origin.dtype:
+            return False
+        if value.is_inference():  # it has no version
             return False
         if isinstance(origin, OfMark):
             return value.requires_grad is origin.grad and self._is_marked(
@@ -166,10 +169,10 @@ class Follower:
 
     def note(self, step: Step, out: Any, args: Any) -> None:
         """Write down what came out."""
-        known, each = step.known, self._results.each
+        known, results = step.known, self._results
         source = weakref.ref(args[step.source]) if step.source >= 0 else None
         if isinstance(known, Known):
-            each.append((weakref.ref(out), out._version, known, source))
+            results.add((weakref.ref(out), out._version, known, source))
         else:
             for tensor, one in zip(out, known, strict=True):
-                each.append((weakref.ref(tensor), tensor._version, one, source))
+                results.add((weakref.ref(tensor), tensor._version, one, source))

@@ -64,6 +64,8 @@ class Learner:
             for tensor, state in zip(outs, states, strict=True)
         )  # fmt: skip
         watched = bool(roles.loose) and self._context.options.lean
+        if watched and any(isinstance(origin, Several) for origin in origins):
+            return
         single = known if outs is out else known[0]
         step = Step(func, origins, tuple(kwargs), single, source, watched=watched)
         self._add(at, step, out, args)
@@ -98,10 +100,13 @@ class Learner:
             return None
         if self._cursor.passing or not torch.is_grad_enabled():
             return None
+        if torch.is_inference_mode_enabled():  # its tensors have no versions
+            return None
         return self._cursor.at or self._cursor.begin()
 
     def _add(self, at: Step, step: Step, out: Any, args: Any) -> None:
         """A step was learned; its results have marks already."""
+        self._context.states.settle()  # calls inside this one may have been repeated
         self._cursor.add(at, step)
         self._follower.note(step, out, args)
         self._results.marked = len(self._results.each)
@@ -123,7 +128,7 @@ class Learner:
         if value.__class__ in (list, tuple):
             origins = self._origins(value)
             return None if origins is None else Several(value.__class__, origins)
-        if value.__class__ not in CLASSES:
+        if value.__class__ not in CLASSES or value.is_inference():
             return None
         each = self._results.each
         for at in range(len(each) - 1, -1, -1):

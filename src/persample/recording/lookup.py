@@ -19,7 +19,7 @@ from .user_code.custom_functions import CustomFunctions
 
 
 class Lookup:
-    """Looks a tensor up, and finds out what it is where nobody has said so yet."""
+    """Looks a tensor up, and finds out what it is if that is not known yet."""
 
     def __init__(
         self, context: Context, custom: CustomFunctions, numbers: ExtractedNumbers,
@@ -28,7 +28,7 @@ class Lookup:
         self._context, self._custom, self._numbers = context, custom, numbers
         self._states, self._parameters = context.states, context.parameters
         self._modules = modules
-        self.overriding: list[Tensor] = []  # what tensors' own code met, while it runs
+        self.overriding: list[Tensor] = []  # what tensors' own code was given, while it runs
 
     def __call__(self, tensor: Tensor) -> State | Derived | None:
         """What is known of a tensor; None for a constant."""
@@ -98,7 +98,7 @@ class Lookup:
             why += f": in TorchScript (scripted or traced code){'' if graph else ', perhaps'}"
             fix = 'record what was scripted or traced, or record(..., unproven="loop")'
         kind, start = Mixed, self._context.user_code.start
-        # another thread counts its nodes apart
+        # another thread counts its own nodes
         if node is not None and not self._context.backward.busy and node._sequence_nr() < start:
             why = f"a tensor with a gradient history ({node.name()}) from before the block"
             fix = "compute it inside the block, or detach() it"

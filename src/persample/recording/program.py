@@ -93,7 +93,7 @@ Origin = int | OfParameter | OfMark | OfConstant | Plain | Sequenced | Several
 
 
 class UsePlan:
-    """How a step runs in which parameters meet samples; ``names`` are its parameters'."""
+    """How a step runs in which parameters are used with samples; ``names`` are its parameters'."""
 
     __slots__ = ("kind", "names", "operator", "place")
 

@@ -46,7 +46,7 @@ class Origin:
         return [tensor for tensor, _, _ in self._seen]
 
     def untouched(self) -> bool:
-        """Whether nobody wrote to what the call took, froze it, or cut it off its history."""
+        """Whether what the call took was not written to, frozen, or cut off its history."""
         return all(
             version(tensor) == number and tensor.requires_grad == wanted
             for tensor, number, wanted in self._seen
@@ -111,7 +111,7 @@ def fits(call: Call, found: Sequence[tuple[Tensor, Any]], coloured: Coloured, n:
 
 
 def _agree(tensor: Tensor, mine: Layout, state: Layout, n: int) -> bool:
-    """Rows that would be nobody's may be those of a sample that has others here."""
+    """Rows that would be unowned may be those of a sample that has others here."""
     one, two = (ids_of(each, tensor.shape, n, tensor.device) for each in (mine, state))
     known = two >= 0
     return bool(torch.where(known, one == two, torch.isin(one, two[known])).all())

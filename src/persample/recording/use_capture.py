@@ -1,4 +1,4 @@
-"""A parameter meets data: run the operator, tap its results, remember the use."""
+"""A parameter is used with data: run the operator, tap its results, remember the use."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def repeat_use(
 def _settled(
     context: Context, operator: Operator, states: Any, result: Any
 ) -> tuple[Any, Tensor | None]:
-    """States in which rows of nobody are some sample's; and which of them were guessed."""
+    """States in which unowned rows are assigned to samples; and which of them were guessed."""
     shape = result.shape if isinstance(result, Tensor) else ()
     n, patterns = context.n or 0, context.patterns
     return assign_owners(states, n, patterns, shape, more_to_come=operator.inplace)
@@ -166,7 +166,7 @@ def _stand_in(tensor: Tensor) -> Tensor:
 
 
 def not_per_sample(operator: Operator, coloured: Coloured) -> Mixed | None:
-    """Why a parameter cannot meet these data: they do not belong to one sample each."""
+    """Why a parameter cannot be used with these data: they do not belong to one sample each."""
     for tensor, state in coloured:
         if isinstance(state, Constant):
             continue
@@ -256,7 +256,7 @@ def _through_node(
 ) -> list[Tensor]:
     """The results, those that are tapped replaced by those of a node of our own."""
     dirty = operator.fresh and len(outs) == 1
-    if dirty and outs[0]._base is not None:  # a view of a result that nobody else sees
+    if dirty and outs[0]._base is not None:  # a view of a result that no one else sees
         dirty = not outs[0].requires_grad
         outs[0] = outs[0].detach() if dirty else outs[0]
     if torch._C._len_torch_dispatch_stack() or forward_ad._current_level >= 0:
@@ -280,7 +280,7 @@ def _checked(operator: Operator, out: Tensor, state: State | None) -> State | No
         why = "one of the results depends on the parameter but on no sample"
     elif isinstance(state, Additive):
         why = "a parameter is used with data in an operator that sums over samples at once"
-        fix = 'keep the samples apart first (reduction="none", or multiply and then sum)'
+        fix = 'keep the samples separate first (reduction="none", or multiply and then sum)'
     else:
         return state
     return Mixed(Reason(operator.name, why, (tuple(out.shape),), here(), fix))

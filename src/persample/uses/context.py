@@ -55,7 +55,7 @@ class Context:
         self.user_code = UserCode()
         self.backward = PassState()
         self.expects = options.lean or processes is not None  # uses are announced in forward
-        self.closed = False  # nobody will ask any more
+        self.closed = False  # no query will follow
         self.ref = weakref.ref(self)
 
     @property

@@ -26,7 +26,7 @@ class PassState:
         self.ordered = False  # loss i is sample i's
         self.coupled: Reason | None = None  # what scales the losses by a number of the whole batch
         self.extracted: Reason | None = None  # a number that left torch before the losses
-        self.apart = True  # samples were proven apart, also where each loss had its own pass
+        self.apart = True  # samples were proven separate, also where each loss had its own pass
         self.reference: list[Tensor | None] = []  # autograd's gradients of weighted losses
         self.strict = False  # a backward pass from elsewhere raises at once
 
@@ -41,7 +41,7 @@ class PassState:
 
     @contextlib.contextmanager
     def silence(self) -> Iterator[None]:
-        """A pass whose gradients nobody asked for: taps fire, and are not listened to."""
+        """A pass whose gradients are not wanted: taps fire, and are not listened to."""
         before, self.muted = self.muted, True
         try:
             yield

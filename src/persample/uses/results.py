@@ -1,4 +1,4 @@
-"""Results of repeated calls: what is known of them, until somebody asks for a mark.
+"""Results of repeated calls: what is known of them, until a mark is needed.
 
 A call that was learned (``recording/program.py``) leaves a line here. Most results are asked for by
 the next learned call alone, which compares the line; a mark in the table would cost more than that.
@@ -34,13 +34,24 @@ Line = tuple[weakref.ref[Tensor], int, Known, "weakref.ref[Tensor] | None"]
 
 
 class Results:
-    """The lines of one recording, in order; the first ``marked`` of them have marks."""
+    """The lines of one recording, in order; the first ``marked`` of them have marks.
 
-    __slots__ = ("each", "marked")
+    ``plain`` are the places of those without a gradient history. Constants have none, and are
+    looked for among these alone.
+    """
+
+    __slots__ = ("each", "marked", "plain")
 
     def __init__(self) -> None:
         self.each: list[Line] = []
+        self.plain: list[int] = []
         self.marked = 0
+
+    def add(self, line: Line) -> None:
+        """A result was made."""
+        if not line[2].grad:
+            self.plain.append(len(self.each))
+        self.each.append(line)
 
     def unmarked(self) -> list[Line]:
         """Lines without a mark; from now on they have one."""
@@ -49,7 +60,10 @@ class Results:
 
     def find(self, tensor: Tensor) -> Line | None:
         """The line of a tensor that has no mark yet."""
-        for at in range(len(self.each) - 1, self.marked - 1, -1):
+        places = range(len(self.each)) if tensor.requires_grad else self.plain
+        for at in reversed(places):
+            if at < self.marked:
+                break
             if self.each[at][0]() is tensor:
                 return self.each[at]
         return None
@@ -57,4 +71,5 @@ class Results:
     def clear(self) -> None:
         """Forget them."""
         self.each.clear()
+        self.plain.clear()
         self.marked = 0

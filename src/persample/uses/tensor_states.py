@@ -42,9 +42,9 @@ class Family:
 
 
 class Mark(weakref.ref[Tensor]):
-    """One tensor's state, and what would show that somebody changed it unseen.
+    """One tensor's state, and what would show an unseen change.
 
-    Most tensors have no relatives: a family is founded when somebody asks for it.
+    Most tensors have no relatives: a family is made when it is needed.
     """
 
     __slots__ = ("_family", "_version", "batches", "epoch", "history", "key", "state")
@@ -158,7 +158,7 @@ class TensorStates:
         like = self.relative(tensor, source, detached=known.detached) if known.aliasing else None
         if like is None:
             mark._family, mark._version, mark.epoch = None, version, 0
-        else:  # somebody wrote to the family since: out of date
+        else:  # the family was written to since: out of date
             mark._family = family = like.family
             mark.epoch = family.epoch if family.version == version else family.epoch - 1
 
@@ -169,7 +169,7 @@ class TensorStates:
             return self._table.get(id(source)) if detached else None
         known = self._table.get(id(base))
         if known is None and source is not None and source._base is base:
-            return self._table.get(id(source))  # two views of what nobody else sees
+            return self._table.get(id(source))  # two views of what no one else sees
         return known
 
     def clear(self) -> None:

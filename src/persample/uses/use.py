@@ -1,4 +1,4 @@
-"""One use: one call of an operator in which a parameter met data, and what backward brought it."""
+"""One use: one call of an operator that took a parameter and data, and what backward brought it."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Receiver(Protocol):
 class Listener(Protocol):
     """The recording that a use belongs to."""
 
-    closed: bool  # nobody will ask any more
+    closed: bool  # no query will follow
     backward: PassState
 
     @property

@@ -35,7 +35,7 @@ class UserCode:
             self.exposed = True
 
     def find_behind(self, node: Any) -> None:
-        """Find functions in the graph of a weight whose results nobody saw become theirs.
+        """Find functions in the graph of a weight whose results were not seen to become theirs.
 
         A forward that enables gradients returns what has a history already.
         """

@@ -58,7 +58,7 @@ class Along(NamedTuple):
     values: Values
 
     def untouched(self) -> bool:
-        """Whether nobody wrote to it since."""
+        """Whether it was not written to since."""
         return version(self.direction) == self.version and not self.values.changed()
 
 

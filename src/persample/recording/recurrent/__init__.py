@@ -1,4 +1,4 @@
-"""Recurrent layers and cells, taken apart so that the gradients of their gates are in reach."""
+"""Recurrent layers and cells, split so that the gradients of their gates are in reach."""
 
 from .cells import CELLS, cell
 from .unroll import request, unroll

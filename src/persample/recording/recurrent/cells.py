@@ -1,4 +1,4 @@
-"""RNN, GRU and LSTM cells, taken apart into the linear products and gates they are made of."""
+"""RNN, GRU and LSTM cells, split into the linear products and gates they are made of."""
 
 from __future__ import annotations
 

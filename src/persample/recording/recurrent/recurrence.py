@@ -116,7 +116,7 @@ def _lstm(given: Layer) -> Any:
     _, steps, u, h0, c0, weight, bias = given
     assert c0 is not None
     if steps.even():
-        gates = u.detach()  # nobody else needs the projected input
+        gates = u.detach()  # nothing else needs the projected input
         if bias is not None:
             gates += bias
         split = gates.view(len(steps.sizes), -1, gates.shape[1])

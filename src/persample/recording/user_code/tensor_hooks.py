@@ -25,13 +25,13 @@ Hook = Callable[[Tensor], Tensor | None]
 def report(context: Context, who: str, grad: Tensor, place: Place | None, why: str = "") -> None:
     """A gradient cannot be followed: the running pass is refused."""
     if context.backward.receiving or context.user_code.nested:
-        why = why or f"{who} does not keep samples apart, or hides how"
+        why = why or f"{who} does not keep samples separate, or hides how"
         reason = Reason(who, why, (tuple(grad.shape),), place)
         context.backward.refuse(reason.error("gradients cannot be followed in backward", fix=LOOP))
 
 
 def follow_hook(context: Context, numbers: ExtractedNumbers, tensor: Tensor, hook: Hook) -> Any:
-    """A user's tensor hook that must keep samples apart while the recorder listens."""
+    """A user's tensor hook that must keep samples separate while the recorder listens."""
     context.user_code.exposed = True
     state = context.look(tensor)
     if not isinstance(state, Layout):
