@@ -1,6 +1,6 @@
 """What recording costs on small models, beside a plain step and an empty mode, in one run.
 
-    python -m benchmarks.recording [--before SRC] [--rounds N] [--only NAME ...]
+    python -m benchmarks.measure.recording [--before SRC] [--rounds N] [--only NAME ...]
 
 Every step of every model runs in turn, round after round, and is measured by processor time: a
 figure is the median over the rounds of its time divided by the plain step's of the same round.
@@ -27,9 +27,9 @@ from torch.overrides import TorchFunctionMode
 
 import persample
 
-from .case import Case, classify
+from ..models.case import Case, classify
+from ..models.pretrained import tiny_gpt2
 from .overhead import busy, chain, layers, squares
-from .pretrained import tiny_gpt2
 
 PAIRS = 40
 SHORT, LONG = 8, 64
@@ -218,7 +218,9 @@ def slopes(
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.recording", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.measure.recording", description=__doc__
+    )
     parser.add_argument("--before", type=Path)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--only", nargs="*", default=["slopes", *CASES])
