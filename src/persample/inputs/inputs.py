@@ -206,7 +206,8 @@ class Inputs:
             else:
                 self._mark(path, value)
         self._context.caller.expect_not_refilled([tensor_of(value) for value in others])
-        self._context.caller.enter([tensor_of(value) for _, value in fresh])
+        if not self._begun:  # else no other call will come
+            self._context.caller.enter([tensor_of(value) for _, value in fresh])
         self._enter_batch([value for _, value in fresh], others)
         self._note_other_size(undeclared, self.seen[count:])
 
