@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
 from ..errors import UsageError
-from .contents import Values
+from ..run_state import equal
+from .contents import some_elements
 
 
 class CallerMemory:
@@ -20,7 +21,7 @@ class CallerMemory:
         self._lean = lean  # a lean recording runs over them again
         self._kept: list[Tensor] = []
         self._given: list[weakref.ref[Tensor]] = []
-        self._entered: list[tuple[set[int], Values]] = []  # for each call of the model
+        self._entered: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}  # and what they held
 
     def add(self, tensor: Tensor, *, received: bool = True) -> None:
         """Note a tensor that the caller passed in (``received``), or was given."""
@@ -32,15 +33,21 @@ class CallerMemory:
             elif self._lean:
                 self._given.append(weakref.ref(tensor))
 
-    def enter(self, tensors: Sequence[Tensor]) -> None:
+    def enter(self, tensors: Iterable[Tensor]) -> None:
         """A call of the model was given tensors that were not known."""
-        if tensors:
-            self._entered.append(({id(tensor) for tensor in tensors}, Values(tensors)))
+        for tensor in tensors:
+            if tensor.layout is torch.strided and not tensor.is_nested:
+                held = some_elements(tensor).clone()
+                self._entered[id(tensor)] = weakref.ref(tensor), held
 
     def expect_not_refilled(self, tensors: Iterable[Tensor]) -> None:
         """Refuse a later call with a known tensor that was filled with new samples, unseen."""
-        known = {id(tensor) for tensor in tensors}
-        if any(known & given and values.changed() for given, values in self._entered):
+        for tensor in tensors:
+            ref, held = self._entered.get(id(tensor), (None, None))
+            if ref is None or held is None or ref() is not tensor:
+                continue
+            if equal(some_elements(tensor), held):
+                continue
             raise UsageError(
                 "a second batch in one recording: an input was filled with new data",
                 why="the model is called again with a tensor that it was given before, and its "

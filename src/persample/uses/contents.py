@@ -22,7 +22,7 @@ class Values:
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         # the views hold on to their memory: after ``tensor.data = other`` it lies elsewhere
         self._kept = [
-            (tensor, tensor.data_ptr(), _some(tensor))
+            (tensor, tensor.data_ptr(), some_elements(tensor))
             for tensor in tensors
             if tensor.layout is torch.strided and not tensor.is_nested
         ]
@@ -44,7 +44,7 @@ class Values:
         )
 
 
-def _some(tensor: Tensor) -> Tensor:
+def some_elements(tensor: Tensor) -> Tensor:
     """A view of elements all over a tensor; of one line, where there are gaps in its memory."""
     flat, extent = tensor.detach(), tensor.numel()
     if not tensor.is_contiguous():
