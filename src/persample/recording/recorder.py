@@ -39,6 +39,9 @@ _LOCK = threading.RLock()  # a collected recording may be released inside
 _OPEN: list[tuple[weakref.ref[Recording], set[int]]] = []
 
 
+# functions that only look at a tensor's attributes: its shape, dtype or device
+_LOOKS: set[Any] = set()
+
 Intercept = Callable[[Operator, Any, Sequence[Any], dict[str, Any]], Any]
 
 
@@ -52,6 +55,8 @@ class Mode(TorchFunctionMode):
         self._context, self._numbers, self._lookup = context, guards.numbers, lookup
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _LOOKS and not (types and overridden(types)):
+            return func(*args, **(kwargs or {}))
         if self.intercept is None:
             found = self._follow(func, types, args, kwargs)
             if found is not MISSED:
@@ -67,6 +72,8 @@ class Mode(TorchFunctionMode):
         if operator.takes:
             self._numbers.note(operator.name, args)
         if operator.ignore:
+            if not operator.takes:
+                _LOOKS.add(func)
             return func(*args, **(kwargs or {}))
         return self._calls.handle(operator, func, args, kwargs or {})
 
