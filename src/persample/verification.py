@@ -41,6 +41,11 @@ class Verification:
         """Whether every parameter passed."""
         return all(p.ok for p in self.parameters)
 
+    @property
+    def interacting(self) -> bool:
+        """Whether gradients agree with autograd, but change when other samples are replaced."""
+        return not self.ok and all(p.sums <= self.tolerance for p in self.parameters)
+
     def __bool__(self) -> bool:
         return self.ok
 
@@ -54,6 +59,13 @@ class Verification:
         for p in self.parameters:
             mark = "" if p.ok else "  <- wrong"
             lines.append(f"{p.name.ljust(width)}  {p.sums:.1e}   {p.isolation:.1e}{mark}")
+        if self.interacting:
+            lines.append(
+                "isolation failed: gradients change when other samples are replaced. A statistic "
+                "of the batch or of its labels, or a number taken out of torch, reaches the losses."
+            )
+        elif not self.ok:
+            lines.append("Σ c·g failed: gradients differ from autograd's. Please report the model.")
         return "\n".join(lines)
 
 

@@ -37,6 +37,8 @@ def test_finds_losses_that_look_at_the_batch(name: str) -> None:
     report = persample.verify(nn.Linear(4, 3).double(), COUPLED[name], batch())
     assert not report
     assert "FAILED" in str(report)
+    assert report.interacting
+    assert "isolation failed" in str(report)
 
 
 def test_passes_what_keeps_samples_apart() -> None:

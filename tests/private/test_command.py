@@ -77,3 +77,20 @@ def test_what_cannot_be_drawn_from_is_refused(batches: Any) -> None:
 def test_delta_is_well_below_one_over_size() -> None:
     for size, delta in ((100, 1e-3), (1437, 1e-5), (10_000, 1e-5), (60_000, 1e-6)):
         assert command.small_delta(size) == pytest.approx(delta)
+
+
+def test_modes_stay_and_the_model_is_saved_though_nobody_listens(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def closed(*words: Any, **options: Any) -> None:
+        if options.get("file") is None:
+            raise BrokenPipeError
+
+    model = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8).eval(), nn.Linear(8, 3))
+    target, path = read("train:step", (model, losses, (X, Y))), tmp_path / "model.pt"
+    monkeypatch.setattr("builtins.print", closed)
+    given = arguments("--epochs", "1", "--batch-size", "10", "--save", str(path))
+    with pytest.raises(BrokenPipeError):
+        command.run(given, target)
+    assert not model[1].training
+    assert set(torch.load(path, weights_only=True)) == set(model.state_dict())

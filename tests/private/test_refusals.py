@@ -293,3 +293,18 @@ def test_spectral_norm_may_keep_its_vectors() -> None:
     finish(training(model))
     older = nn.Sequential(nn.utils.spectral_norm(nn.Linear(5, 8)), nn.Linear(8, 3))
     finish(training(older))
+
+
+def test_losses_that_couple_samples_are_not_blamed_on_the_check() -> None:
+    def balanced(model: nn.Module, batch: Any) -> Tensor:
+        counts = torch.bincount(batch[1], minlength=3)
+        return losses(model, batch) / counts[batch[1]]
+
+    started = private.Training(
+        model := net(), torch.optim.SGD(model.parameters(), 0.1), data(), planned(), balanced,
+        verify=True,
+    )  # fmt: skip
+    with pytest.raises(persample.VerificationError) as caught:
+        next(iter(started))
+    assert "samples change each other's gradients" in caught.value.what
+    assert "verify=False" not in str(caught.value)

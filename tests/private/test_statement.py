@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from persample import private
-from persample.private.statement import _upwards as upwards
+from persample.private.statement import round_up as upwards
 
 pytest.importorskip("dp_accounting")
 GOOD: dict[str, Any] = {"noise_multiplier": 1.5, "delta": 1e-5, "steps": 20, "max_norm": 0.25}

@@ -91,7 +91,7 @@ def explanation(report: Report) -> str:
     right = float(report.predictions.eq(report.labels).double().mean())
     return (
         f"{len(report.planted.positions)} labels were changed on purpose before training. The "
-        f"network has memorised them: it agrees with {right:.0%} of the labels, so most wrong "
+        f"network has memorised them: it agrees with {right:.1%} of the labels, so most wrong "
         "labels have a small loss.\nOn your own data: persample inspect train:step --html "
         "report.html (persample inspect --help shows train.py)"
     )

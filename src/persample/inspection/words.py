@@ -61,6 +61,12 @@ def _verified(report: Findings) -> Verdict:
             "other",
         )  # fmt: skip
     wrong = next(p.name for p in check.parameters if not p.ok)
+    if check.interacting:
+        return Verdict(
+            "check", "bad", "Samples interact",
+            f"the gradient of {wrong} changes when other samples are replaced: do not trust this "
+            "report",
+        )  # fmt: skip
     return Verdict(
         "check",
         "bad",

@@ -47,7 +47,8 @@ def expect_plan(plan: Any, count: int, users: object) -> None:
         raise UsageError(
             f"the plan is for {plan.size:,} samples, but the data have {count:,}",
             why="size is a public constant; a record that is removed keeps its index",
-            fix=f"private.plan(size={count}, ...), if that number may be known",
+            fix=f"private.plan(size={count}, ...), if that number may be known; tensors with a row "
+            "for each sample are passed as a tuple, (x, y)",
         )
 
 

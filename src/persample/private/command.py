@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 from ..errors import UsageError
 from .digits import DigitNet, accuracy, digits, losses
 from .plan import Plan, plan
+from .statement import round_up
 from .training import LossFn, Training
 
 EXAMPLES = """
@@ -32,7 +33,7 @@ class Outcome:
 
     def __str__(self) -> str:
         made = self.training.plan
-        spent = f"epsilon {self.training.epsilon():.4g} at delta {made.delta:g}"
+        spent = f"epsilon {round_up(self.training.epsilon())} at delta {made.delta:g}"
         right = (
             "" if self.accuracy is None else f"accuracy {self.accuracy:.1%} on held-out digits, "
         )
@@ -42,11 +43,15 @@ class Outcome:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command, besides the target and the device."""
     parser.add_argument("--epsilon", type=float, default=3.0, help="the target (3)")
-    parser.add_argument("--delta", type=float, help="below 1 / size (at most 1 / (10 size))")
-    parser.add_argument("--epochs", type=float, help="expected passes over the data (30; own: 10)")
-    parser.add_argument("--batch-size", type=int, help="expected samples in a batch (256)")
+    parser.add_argument(
+        "--delta", type=float, help="default: a power of ten, at most 1 / (10 size)"
+    )
+    parser.add_argument(
+        "--epochs", type=float, help="expected passes over the data (10; 30 in the demo)"
+    )
+    parser.add_argument("--batch-size", type=int, help="expected samples in a batch (256, or all)")
     parser.add_argument("--max-norm", type=float, default=1.0, help="the clipping bound C (1)")
-    parser.add_argument("--lr", type=float, help="learning rate of Adam (0.008; own: 0.001)")
+    parser.add_argument("--lr", type=float, help="learning rate of Adam (0.001; 0.008 in the demo)")
     parser.add_argument("--micro-batch", type=int, default=64, help="samples recorded at once (64)")
     parser.add_argument("--save", metavar="FILE", help="write the parameters, and nothing secret")
 
@@ -54,9 +59,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace, target: Any = None) -> int:
     """Train and print: exit code 0. ``target`` is a ``command_line.target.Target``, or None."""
     outcome = _digits(given) if target is None else _own(given, target)
+    if given.save is not None:  # before anything is printed: standard output may be closed
+        torch.save(outcome.training.model.state_dict(), given.save)
     print(outcome)
     if given.save is not None:
-        torch.save(outcome.training.model.state_dict(), given.save)
         print(f"\nwritten: {given.save}")
     return 0
 
@@ -116,7 +122,7 @@ def trained(
         model.to(device)
     moved = [p for p in model.parameters() if p.requires_grad]
     training = Training(
-        model.train(), torch.optim.Adam(moved, lr if given.lr is None else given.lr), data, made,
+        model, torch.optim.Adam(moved, lr if given.lr is None else given.lr), data, made,
         loss_fn, micro_batch=given.micro_batch, **options,
     )  # fmt: skip
     for _ in training:

@@ -53,10 +53,10 @@ def _guarantee(plan: Constants, steps: int) -> str:
         return f"none: no finite epsilon can be shown at delta = {plan.delta:g}"
     target = plan.target_epsilon
     asked = f" (target {target:g})" if target is not None else ""
-    return f"epsilon = {_upwards(spent)}{asked} at delta = {plan.delta:g}"
+    return f"epsilon = {round_up(spent)}{asked} at delta = {plan.delta:g}"
 
 
-def _upwards(value: float) -> str:
+def round_up(value: float) -> str:
     """Four digits, rounded up: a published ε is never less than the computed one."""
     if value <= 0:
         return "0"
@@ -130,5 +130,5 @@ def _accounting(plan: Constants, steps: int) -> str:
     )
     if plan.cap is not None:
         free = accounting.epsilon(replace(mechanism, cap=None), steps=steps, delta=plan.delta)
-        found += f"; without the cap epsilon would be {_upwards(free)}"
+        found += f"; without the cap epsilon would be {round_up(free)}"
     return found

@@ -39,6 +39,15 @@ def verify_on_synthetic_rows(
             for buffer, value in kept:
                 if not torch.equal(buffer, value):
                     buffer.copy_(value)
+    if found.interacting:
+        moved = max(found.parameters, key=lambda one: one.isolation)
+        raise VerificationError(
+            "samples change each other's gradients",
+            where=f"most in the gradient of {moved.name!r}, by {moved.isolation:.0%} of its size",
+            why="a statistic of the batch or of its labels, or a number taken out of torch, "
+            "reaches the losses, so clipping does not bound what one sample changes",
+            fix="compute each loss from its own sample and from public constants alone",
+        )
     if not found.ok:
         raise VerificationError(
             "persample does not agree with autograd on this model",
