@@ -167,3 +167,46 @@ def test_wrong_arguments_are_torchs_errors() -> None:
     model = build(lambda m, h: torch.vmap(lambda r: (r, r), out_dims=(0, 0, 0))(h)[0])
     with persample.record(model), pytest.raises(ValueError, match="out_dims"):
         model(torch.randn(3, N, dtype=torch.float64))
+
+
+COUPLED: dict[str, Callable[[Tensor], Tensor]] = {
+    "masks": lambda x: torch.vmap(lambda r: r.double())(x > 0).mean(0),
+    "integers": lambda x: torch.vmap(lambda r: r * 2)((x * 3).long()).double().mean(0),
+    "random numbers allowed": lambda x: torch.vmap(lambda r: r * 2, randomness="different")(x).mean(
+        0
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COUPLED)
+def test_statistics_of_what_was_mapped_are_refused(name: str) -> None:
+    model = build(lambda m, h: h * COUPLED[name](h.detach()))
+    for _ in range(2):
+        with pytest.raises(persample.PersampleError), persample.record(model) as tape:
+            tape.backward(model(torch.randn(N, N).double()).square().sum(1))
+
+
+def test_masks_of_each_sample_stay_exact() -> None:
+    model = build(lambda m, h: h * torch.vmap(lambda r: r.double())(h > 0))
+    x = torch.randn(N, N).double()
+
+    def losses(m: nn.Module, batch: Tensor) -> Tensor:
+        out: Tensor = m(batch).square().sum(1)
+        return out
+
+    with persample.record(model) as tape:
+        tape.backward(losses(model, x))
+    assert relative_error(tape.grads(), oracle(model, losses, x)) < 1e-10
+
+
+def test_results_have_the_strides_of_torch() -> None:
+    linear, x = nn.Linear(5, 3), torch.randn(6, 5)
+
+    def losses(h: Tensor) -> Tensor:
+        doubled = torch.vmap(lambda r: r * 2, out_dims=1)(h).t()
+        return doubled.view(-1).view(-1, 3).sum(1)
+
+    losses(linear(x))
+    with persample.record(linear) as tape:
+        tape.backward(losses(linear(x)))
+    assert tape.norms().shape == (6,)

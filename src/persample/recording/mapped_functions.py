@@ -4,7 +4,7 @@ Inside a transform the tensors of samples are replaced by others, and nothing ca
 a recording of this thread watches, a function that is mapped over tensors with samples is called
 for one index after the other, and its results are stacked. Everywhere else vmap stays itself: over
 constants (masks made of positions), inside other transforms, and where random numbers are allowed,
-which a loop would draw in another order.
+which a loop would draw in another order: what such a map makes of samples cannot be followed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ class Owner(Protocol):
         """Whether it sees the calls of this thread, and follows them forward."""
 
     def holds_samples(self, tensor: Tensor) -> bool:
-        """Whether a tensor of real numbers holds samples."""
+        """Whether a tensor holds samples."""
+
+    def lose(self, tensor: Tensor, why: str) -> None:
+        """A tensor was computed from samples where nothing could be seen."""
 
 
 def follow_maps(owner: Owner) -> None:
@@ -59,12 +62,17 @@ def _vmap(
     """What ``torch.vmap(func, ...)(*args, **kwargs)`` calls."""
     inside = torch._C._functorch.peek_interpreter_stack() is not None
     owner = next((each for each in list(_OPEN) if each.watches()), None)
-    if owner is None or inside or randomness != "error":
+    if owner is None or inside:
         return _BEFORE[0](func, in_dims, out_dims, randomness, chunk_size, *args, **kwargs)
     size, dims, flat, spec = _process_batched_inputs(in_dims, args, func)
     mapped = [leaf for leaf, dim in zip(flat, dims, strict=True) if dim is not None]
     if not size or not any(owner.holds_samples(tensor) for tensor in mapped):
         return _BEFORE[0](func, in_dims, out_dims, randomness, chunk_size, *args, **kwargs)
+    if randomness != "error":
+        out = _BEFORE[0](func, in_dims, out_dims, randomness, chunk_size, *args, **kwargs)
+        for leaf in tree_flatten(out)[0]:
+            owner.lose(leaf, "torch.vmap with randomness= made it of samples")
+        return out
     results = []
     for k in range(size):
         leaves = [v if dim is None else v.select(dim, k) for v, dim in zip(flat, dims, strict=True)]
@@ -82,7 +90,7 @@ def _stacked(results: list[Any], out_dims: Any) -> Any:
     if places is None or len(places) != len(columns):
         raise ValueError(f"vmap: out_dims={out_dims} does not fit the results {spec}")
     joined = [
-        column[0] if place is None else torch.stack(column, place)
+        column[0] if place is None else torch.stack(column).movedim(0, place)
         for column, place in zip(columns, places, strict=True)
     ]
     return tree_unflatten(joined, spec)

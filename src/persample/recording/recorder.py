@@ -26,6 +26,7 @@ from ..modes import above, below
 from ..uses.context import Context
 from ..uses.options import Options
 from ..uses.parameters import Parameters, Params, modules_of
+from ..uses.tensor_states import unseen
 from .compiled_code import as_before, eagerly
 from .dispatch import Dispatch
 from .follower import MISSED
@@ -119,10 +120,14 @@ class Recording:
         return any(mode is self._mode for mode in _get_current_function_mode_stack())
 
     def holds_samples(self, tensor: Tensor) -> bool:
-        """Whether a tensor of real numbers holds samples."""
+        """Whether a tensor holds samples."""
         with torch._C.DisableTorchFunction():
-            real = tensor.is_floating_point() or tensor.is_complex()
-            return real and isinstance(self.context.look(tensor), (Layout, Additive, Mixed))
+            return isinstance(self.context.look(tensor), (Layout, Additive, Mixed))
+
+    def lose(self, tensor: Tensor, why: str) -> None:
+        """A tensor was computed from samples where nothing could be seen."""
+        with torch._C.DisableTorchFunction():
+            self.context.states.put(tensor, unseen(why))
 
     # ------------------------------------------------------------------ life
 
