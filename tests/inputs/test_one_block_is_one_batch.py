@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 
 import persample
 from persample.testing import oracle, relative_error
+from persample.uses.caller_memory import CallerMemory
 
 
 class Masked(nn.Module):
@@ -289,3 +292,27 @@ def test_a_tensor_that_is_given_twice(model: Masked) -> None:
         tape.backward(2 * squares(model(data)))
     expected = oracle(model, lambda m, batch: 3 * squares(m(batch)), x(1))
     assert relative_error(tape.grads(), expected) < 1e-12
+
+
+class Wrapper(torch.Tensor):
+    """A tensor without memory of its own, which cannot be looked at element by element."""
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> Wrapper:
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    def __init__(self, inner: Tensor) -> None:
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "as_strided" in str(func):
+            raise NotImplementedError
+        plain = tree_map_only(Wrapper, lambda t: t.inner, (args, kwargs or {}))
+        return tree_map_only(Tensor, Wrapper, func(*plain[0], **plain[1]))
+
+
+def test_an_input_that_wraps_another_is_not_looked_into() -> None:
+    context = CallerMemory(lean=False)
+    context.enter([Wrapper(x(1)), x(2)])
+    context.expect_not_refilled([Wrapper(x(1))])

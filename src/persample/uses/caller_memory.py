@@ -36,7 +36,7 @@ class CallerMemory:
     def enter(self, tensors: Iterable[Tensor]) -> None:
         """A call of the model was given tensors that were not known."""
         for tensor in tensors:
-            if tensor.layout is torch.strided and not tensor.is_nested:
+            if memory_of(tensor):
                 held = some_elements(tensor).clone()
                 self._entered[id(tensor)] = weakref.ref(tensor), held
 
