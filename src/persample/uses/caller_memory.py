@@ -62,7 +62,7 @@ class CallerMemory:
 
     def copied(self, tensor: Tensor) -> Tensor:
         """The tensor, or a copy of it where it lies in the caller's memory."""
-        if tensor.untyped_storage().data_ptr() in self.storages:
+        if memory_of(tensor) in self.storages:
             return tensor.detach().clone()
         return tensor.detach() if tensor.requires_grad else tensor
 
