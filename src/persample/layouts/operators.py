@@ -99,7 +99,7 @@ _TAKES = frozenset(
     """is_nonzero data_ptr const_data_ptr storage untyped_storage __bool__ __int__ __float__
     __index__ __complex__ __long__ __nonzero__ __contains__ __format__ __repr__ __reduce_ex__
     __deepcopy__ __dlpack__ __array__ numpy tolist item allclose equal nonzero argwhere unique
-    unique_consecutive unique_dim _unique2 masked_select count_nonzero""".split()
+    unique_consecutive unique_dim _unique2 masked_select count_nonzero _make_dual""".split()
 )
 
 _DUNDER = {

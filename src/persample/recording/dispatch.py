@@ -70,6 +70,9 @@ class Dispatch:
             roles = self._sorted(operator, args, kwargs)
         except Transformed:  # what comes out of the transform belongs to no sample
             self._context.user_code.transforming = True
+            tensors: list[Tensor] = []
+            collect([args, kwargs], tensors)
+            self._guards.numbers.note_transformed(tensors)
             return func(*args, **kwargs)
         owned, wanted = roles.owned, torch.is_grad_enabled()
         self._states.batches = roles.all_batches()

@@ -112,6 +112,8 @@ def _may_be_differentiated(
     """Whether a gradient by data may be taken in which the parameters appear."""
     if operator.additive or not any(operand.wanted for operand in operands):
         return False
+    if forward_ad._current_level >= 0:  # its derivatives pass a node of ours as they are
+        return False
     return any(leaves[k].requires_grad for k in kind.data)
 
 

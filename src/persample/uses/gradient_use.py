@@ -23,24 +23,24 @@ from .use import Use
 class Gradient:
     """Gradients by some arguments (``wanted``), given those of some results (``given``)."""
 
-    __slots__ = ("_given", "_use", "_wanted")
+    __slots__ = ("given", "use", "wanted")
 
     def __init__(self, use: Use, wanted: list[int], given: list[int]) -> None:
-        self._use, self._wanted, self._given = use, wanted, given
+        self.use, self.wanted, self.given = use, wanted, given
 
     def __call__(self, *leaves: Tensor) -> tuple[Tensor, ...]:
         """Data, parameters, and gradients of results: run the operator again, and back."""
-        use, again = self._use, torch.is_grad_enabled()
+        use, again = self.use, torch.is_grad_enabled()
         count = len(use.kind.data)
         end = count + len(use.operands)
         with torch.enable_grad():
-            own = [_alias(t) if k in self._wanted else t for k, t in enumerate(leaves[:end])]
+            own = [_alias(t) if k in self.wanted else t for k, t in enumerate(leaves[:end])]
             results = use.replay(own[:count], own[count:])
-            outs = [results[k] for k in self._given]
+            outs = [results[k] for k in self.given]
             moved = [out.requires_grad for out in outs]
             return torch.autograd.grad(
                 [out for out, moves in zip(outs, moved, strict=True) if moves],
-                [own[k] for k in self._wanted],
+                [own[k] for k in self.wanted],
                 [g for g, moves in zip(leaves[end:], moved, strict=True) if moves],
                 create_graph=again,
                 materialize_grads=True,
