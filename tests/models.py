@@ -479,6 +479,41 @@ def checkpointed_reentrant(n: int) -> Case:
     return net, (torch.randn(n, 5),)
 
 
+def _slope(value: Tensor, x: Tensor) -> Tensor:
+    return torch.autograd.grad(value, x, torch.ones_like(value), create_graph=True)[0]
+
+
+@model
+def energy_and_forces(n: int) -> Case:
+    def f(s: Any, x: Tensor) -> Tensor:
+        x = x.detach().requires_grad_()
+        energy = s.b(torch.tanh(s.a(x)))
+        return torch.cat([energy, _slope(energy, x)], 1)
+
+    return Fn(f, a=nn.Linear(5, 4), b=nn.Linear(4, 1)), (torch.randn(n, 5),)
+
+
+@model
+def hamiltonian_of_a_convolution(n: int) -> Case:
+    def f(s: Any, x: Tensor) -> Tensor:
+        x = x.detach().requires_grad_()
+        q, p = _slope(s.b(s.a(x.unsqueeze(1)).tanh().flatten(1)), x).chunk(2, 1)
+        return torch.cat([p, -q], 1)
+
+    return Fn(f, a=nn.Conv1d(1, 2, 3), b=nn.Linear(8, 1)), (torch.randn(n, 6),)
+
+
+@model
+def second_derivatives(n: int) -> Case:
+    def f(s: Any, x: Tensor) -> Tensor:
+        x = x.detach().requires_grad_()
+        first = _slope(s.c(torch.tanh(s.b(torch.tanh(s.a(x))))), x)
+        return first + _slope(first[:, 0], x)
+
+    parts = {"a": nn.Linear(5, 4), "b": nn.Linear(4, 4), "c": nn.Linear(4, 1)}
+    return Fn(f, **parts), (torch.randn(n, 5),)
+
+
 @model
 def unused_and_frozen(n: int) -> Case:
     net = Fn(lambda s, x: s.a(x), a=nn.Linear(5, 3), unused=nn.Linear(2, 2))

@@ -46,6 +46,7 @@ CASES = (
     "idioms",
     "coupled",
     "saved",
+    "inner",
 )
 SCRIPTS = (
     "scripts", "orders", "pieces", "stale", "choices", "nets", "overwritten", "afterwards",

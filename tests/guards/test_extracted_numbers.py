@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import grad, jacrev, jvp
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import persample
@@ -73,9 +74,17 @@ TAKEN: dict[str, Callable[[Tensor], Tensor]] = {
     "the truth of a sum": lambda h: h if h.sum() else 2 * h,
     "a copy": lambda h: h * copy.deepcopy(h.detach()).mean(0),
     "in a custom function": Scale.apply,
+    "torch.func.grad": lambda h: h * grad(lambda t: t.square().sum())(h.detach()).mean(0),
+    "torch.func.jvp": lambda h: h * jvp(torch.square, (h.detach(),), (h.detach(),))[1].mean(),
+    "torch.func.jacrev": lambda h: h * jacrev(lambda t: t.square().sum(0))(h.detach()).mean(),
+    "a closure in torch.func": lambda h: h * grad(lambda t: (t * h.detach()).sum())(torch.ones(8)),
 }
 QUIET: dict[str, Callable[[Tensor], Tensor]] = {
     "nothing": lambda h: h,
+    "each sample's own derivative": lambda h: (
+        h * torch.stack([grad(lambda t: t.square().sum())(r) for r in h.detach()])
+    ),
+    "a derivative of constants": lambda h: h * grad(lambda t: t.square().sum())(torch.ones(8)),
     "each sample's own number": lambda h: torch.stack([r / r.norm().item() for r in h]),
     "a text": lambda h: (str(h.mean()), f"{h.max():.2f}", repr(h), h)[-1],
     "a check for NaN": lambda h: h if not h.isnan().any() else h * 0,
@@ -87,6 +96,7 @@ QUIET: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # torch.func.jvp
 @pytest.mark.parametrize("lean", [False, True])
 @pytest.mark.parametrize("name", TAKEN)
 def test_a_value_before_the_losses(name: str, lean: bool) -> None:

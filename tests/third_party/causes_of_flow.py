@@ -72,7 +72,7 @@ def untouched_rows() -> Subject:
 # ---------------------------------------------------------------------- gradients inside forward
 
 
-@cause("a gradient of the model inside forward (energy and forces)", NEEDLESS, "loop", loop)
+@cause("a gradient of the model inside forward (energy and forces)")
 def forces() -> Subject:
     def f(s: Any, x: Tensor) -> Tensor:
         with torch.enable_grad():
@@ -82,6 +82,37 @@ def forces() -> Subject:
         return energy + force.square().sum(1, keepdim=True)
 
     return subject(Fn(f, a=nn.Linear(5, 4), b=nn.Linear(4, 1)), torch.randn(N, 5))
+
+
+def prepare(made: Subject) -> None:
+    """``h.requires_grad_()`` before the model uses h."""
+    made.model.prepared = True
+
+
+@cause("a gradient by a hidden tensor inside forward", NEEDLESS, "requires_grad_()", prepare)
+def hidden_slope() -> Subject:
+    def f(s: Any, x: Tensor) -> Tensor:
+        h = torch.tanh(s.a(x))
+        if s.prepared:
+            h.requires_grad_()
+        energy = s.b(torch.tanh(s.c(h)))
+        return energy + torch.autograd.grad(energy.sum(), h, create_graph=True)[0]
+
+    model = Fn(f, a=nn.Linear(5, 4), b=nn.Linear(4, 1), c=nn.Linear(4, 4))
+    model.prepared = False
+    return subject(model, torch.randn(N, 5))
+
+
+@cause("a Jacobian's trace by all seeds at once (continuous flows)")
+def trace() -> Subject:
+    def f(s: Any, x: Tensor) -> Tensor:
+        x = x.clone().requires_grad_()
+        y = s.b(torch.tanh(s.a(x)))
+        seeds = torch.eye(5, dtype=x.dtype).unsqueeze(1).expand(5, len(x), 5)
+        (found,) = torch.autograd.grad(y, x, seeds, create_graph=True, is_grads_batched=True)
+        return y + found.diagonal(dim1=0, dim2=2).sum(1, keepdim=True)
+
+    return subject(Fn(f, a=nn.Linear(5, 4), b=nn.Linear(4, 5)), torch.randn(N, 5))
 
 
 class Adjoint(torch.autograd.Function):

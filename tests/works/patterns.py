@@ -344,7 +344,7 @@ def penalised(model: nn.Module, x: Tensor) -> Tensor:
     return losses + slope.square().sum(1)
 
 
-@CASES.refused("gradient penalty (create_graph=True)")
+@CASES.right("gradient penalty (create_graph=True)")
 def penalty() -> Outcome:
     return alone(net(), data(), penalised)
 

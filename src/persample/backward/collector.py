@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from ..autograd_graph import leaves_of
-from ..errors import UsageError, describe, unheard
+from ..errors import Reason, UsageError, describe, unheard
 from ..forms import Form, Joint
 from ..guards.guards import Guards
 from ..guards.messages import gone, gradient_of_unowned_rows, slot_exchanged
+from ..layouts.operator_facts import ADDITIVE
 from ..rules import OfTable
 from ..run_state import uncast
 from ..uses.context import Context
@@ -64,7 +65,7 @@ class Collector:
                 if crosses(operand.edge):
                     raise gone(use)
                 self.sources(operand)  # while the memory of parameters is there
-        if self._context.options.lean and not self._context.backward.busy:
+        if self._context.options.lean and not self._context.backward.receiving:
             for operand in use.operands:
                 self.consumer.expect(self.sources(operand))
 
@@ -94,6 +95,8 @@ class Collector:
         """A backward pass that was not announced."""
         backward = self._context.backward
         if backward.muted:
+            if torch.is_grad_enabled() and not (use.closed or use.operator in ADDITIVE):
+                self._lose_dependence(use)
             return
         if backward.trouble is None:
             if not backward.strict:
@@ -110,6 +113,19 @@ class Collector:
                 why="a tensor from inside it (kept by a hook or an attribute) is in the loss",
                 fix="return that tensor from forward()",
             )
+
+    def _lose_dependence(self, use: Use) -> None:
+        """A gradient is differentiated again that passed a use which was not prepared for it."""
+        if self._context.options.loop:  # the native graph has it
+            return
+        why = "how this gradient depends on the parameters was not recorded"
+        fix = (
+            "x.requires_grad_() inside the block, before the model uses x, for the tensor by which "
+        )
+        reason = Reason(f"torch.autograd.grad of {use.operator}", why, (), use.place)
+        self._context.backward.refuse(
+            reason.error("a gradient inside forward cannot be followed", fix=f"{fix}it is taken")
+        )
 
     def _take(self, use: Use, saved: tuple[Tensor, ...], grads: tuple[Tensor | None, ...]) -> None:
         context, options = self._context, self._context.options

@@ -14,6 +14,8 @@ import torch
 from ..forms import Form, Rows, SingleSamples
 from ..layouts.layout import Layout
 from ..rules import RULES, Forms, OfTable, Rule, Unsuited, by_expanded_copies, generic
+from ..rules.gradients import as_operator, is_added, product_of
+from ..uses.gradient_use import Gradient
 from ..uses.use import Firing, Use
 from .contribution import expect_fitting, small
 
@@ -25,6 +27,8 @@ def forms_of(
 
     ``rules`` are the user's own; where positions are asked for, samples stay together.
     """
+    if isinstance(use.func, Gradient):
+        return _of_gradient(use, firing, n)
     own = rules.get(use.operator)
     rule = use.rule or own or RULES.get(use.operator)
     if n > 1 and not (use.tapped.usual or use.rule or own or positions):
@@ -45,6 +49,19 @@ def forms_of(
         return by_expanded_copies(use, firing, n), by_expanded_copies.__name__
     except Unsuited:
         return generic(use, firing, n), "generic"
+
+
+def _of_gradient(use: Use, firing: Firing, n: int) -> tuple[Forms, str]:
+    """The forms of a gradient by data, by the operator's own rule where it is a product."""
+    product = product_of(use)
+    if product is None:
+        return generic(use, firing, n), "generic"
+    again, operator = as_operator(product, firing), product.operator
+    if again is None:
+        return [None] * len(use.operands), "generic"
+    forms, name = forms_of(operator, again, n, {}, positions=False)
+    pairs = zip(operator.operands, forms, strict=True)
+    return [None if is_added(operator, again, o) else form for o, form in pairs], name
 
 
 def _the_only(use: Use) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -106,16 +107,40 @@ def run_grad(context: Context, args: Sequence[Any], kwargs: dict[str, Any]) -> A
             "would mix samples",
             fix=LOOP,
         )
-    apart = _apart(context, _listed(given["outputs"]), _listed(given.get("grad_outputs")))
+    if given.get("is_grads_batched"):
+        return _one_seed_at_a_time(context, given)
+    roots, seeds = _listed(given["outputs"]), _listed(given.get("grad_outputs"))
+    apart = _apart(context, roots, seeds)
     with _unheard(context) as trouble:
         found = _grad(*args, **kwargs)
+    code, loop = context.user_code, context.options.loop
+    context.states.batches = _batches(context, [*roots, *inputs])
     for source, grad in zip(inputs, found, strict=True):
         if grad is not None:
-            # the graph of a gradient is there to be back-propagated, but holds no taps
-            followed = context.options.loop or not grad.requires_grad
-            context.user_code.second_order = context.user_code.second_order or grad.requires_grad
-            _mark(context, source, grad, apart=apart and followed and not trouble)
+            # of a graph that is back-propagated by itself, taps see nothing
+            code.second_order = code.second_order or (loop and grad.requires_grad)
+            _mark(context, source, grad, roots if apart else [], trouble)
     return found
+
+
+def _one_seed_at_a_time(context: Context, given: dict[str, Any]) -> Any:
+    """``is_grads_batched``: one gradient for every seed, by the loop that it stands for."""
+    seeds, rows = _listed(given["grad_outputs"]), []
+    count = next(len(seed) for seed in seeds if seed is not None)
+    with context.mode if context.backward.busy else watching(context.mode):
+        for k in range(count):
+            now = {**given, "grad_outputs": [None if s is None else s[k] for s in seeds]}
+            now["is_grads_batched"] = False
+            now["retain_graph"] = True if k < count - 1 else given.get("retain_graph")
+            rows.append(torch.autograd.grad(**now))
+        columns = zip(*rows, strict=True)
+        return tuple(None if each[0] is None else torch.stack(each) for each in columns)
+
+
+def _batches(context: Context, tensors: Sequence[Tensor]) -> int:
+    """The batches that tensors were computed from."""
+    marks = [context.states.table.get(id(tensor)) for tensor in tensors]
+    return functools.reduce(int.__or__, [mark.batches for mark in marks if mark is not None], 0)
 
 
 def run_nested(context: Context, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
@@ -138,7 +163,7 @@ def run_nested(context: Context, func: Any, args: Sequence[Any], kwargs: dict[st
             grad = leaf.grad
             if grad is not None and not isinstance(context.look(leaf), Derived):
                 added = old is None or same(context.look(old), context.look(leaf))
-                _mark(context, leaf, grad, apart=apart and added)
+                _mark(context, leaf, grad, roots if apart and added else [])
     backward = context.backward
     if not apart and backward.receiving and backward.trouble is None:
         why = "the gradients it starts from do not belong to the samples of its roots"
@@ -202,19 +227,24 @@ def _apart(context: Context, roots: list[Any], seeds: list[Any]) -> bool:
     return True
 
 
-def _mark(context: Context, source: Tensor, grad: Tensor, *, apart: bool) -> None:
-    """A gradient has its samples where the tensor has them by which it was taken."""
+def _mark(
+    context: Context, source: Tensor, grad: Tensor, roots: Sequence[Tensor],
+    trouble: Sequence[PersampleError] = (),
+) -> None:  # fmt: skip
+    """A gradient has its samples where the tensor has them by which it was taken.
+
+    ``roots``: what it is the gradient of; none if samples are not separate there.
+    """
     state = context.look(source)
-    if not apart or not isinstance(state, Layout):
-        why = "the gradient of a gradient reaches parameters in ways that were not recorded"
-        if not grad.requires_grad:
-            why = "the gradient is not proven to keep samples separate"
-        reason = Reason(
-            "torch.autograd.grad",
-            why,
-            (tuple(grad.shape),),
-            here(),
-            'record(..., unproven="loop") follows it',
-        )
-        state = Mixed(reason)
+    if not roots or trouble or not isinstance(state, Layout):
+        why, fix = "the gradient is not proven to keep samples separate", LOOP
+        if trouble:
+            why, fix = trouble[0].why, trouble[0].fix
+        reason = Reason("torch.autograd.grad", why, (tuple(grad.shape),), here(), fix)
+        context.states.put(grad, Mixed(reason))
+        return
+    for root in roots:
+        of_root = context.look(root)
+        if isinstance(of_root, (Layout, Additive)):
+            state = state.with_coupling(of_root.coupled)
     context.states.put(grad, state)

@@ -19,7 +19,7 @@ from ..errors import Place, Reason, describe, here
 from ..layouts.layout import Additive, Earlier, Layout, Mixed, State
 from ..run_state import equal
 from ..uses.context import Context
-from ..uses.tensor_states import Derived, TensorStates, transformed, version
+from ..uses.tensor_states import Derived, TensorStates, innermost, transformed, version
 
 # Calls that hand out memory: what is written there leaves no trace.
 _MEMORY = frozenset(
@@ -27,10 +27,11 @@ _MEMORY = frozenset(
 )
 # In forward: calls that hand out values, and those whose values are sizes or comparisons of all
 # elements. What is printed is not computed with; the size of a result tells how rows were chosen.
+_TRANSFORM = "torch.func"
 _VALUES = frozenset(
     """item tolist numpy __array__ __dlpack__ __float__ __complex__ __bool__ __nonzero__ is_nonzero
-    __deepcopy__ __reduce_ex__""".split()
-)
+    __deepcopy__ __reduce_ex__ _make_dual""".split()
+) | {_TRANSFORM}
 _SIZES = frozenset("__int__ __long__ __index__ __contains__ allclose equal".split())
 _WHY = "a number of several samples left torch; what is computed with it depends on all of them"
 _FIX = "compute with it in torch, or take it after the losses"
@@ -117,9 +118,10 @@ class ExtractedNumbers:
 
     def _note_in_forward(self, name: str, args: Sequence[Any]) -> None:
         for value in args:
-            if not isinstance(value, Tensor) or transformed(value):
+            if not isinstance(value, Tensor):
                 continue
-            state = self._context.look(value)
+            stands = transformed(value) and self._context.states.table.get(id(value))
+            state = stands.state if stands else self._context.look(innermost(value))
             if not _of_several(state, self._context.n or 0):
                 continue
             real = _is_real(name, value, state)
@@ -127,6 +129,11 @@ class ExtractedNumbers:
             reason = Reason(name.strip("_"), _WHY, (tuple(value.shape),), place, _FIX)
             self._taken.setdefault((name, place, real), Taken(reason, at, real))
             return
+
+    def note_transformed(self, tensors: Sequence[Tensor]) -> None:
+        """A call inside a torch.func transform: what it makes of samples comes out unmarked."""
+        with torch._C.DisableTorchFunction():
+            self._note_in_forward(_TRANSFORM, tensors)
 
     def before(self, losses: Tensor) -> Reason | None:
         """A real number that was taken before the losses were computed, if there is one."""

@@ -21,13 +21,14 @@ from .families import (  # noqa: F401  (importing a family fills the table)
     writing,
 )
 from .families.pointwise import POINTWISE
-from .operators import COND, SET_DATA, Operator, find
+from .operators import COND, NEEDS_GRAD, SET_DATA, Operator, find
 from .propagation import propagate
 from .reshaping import squeeze_colours
 from .structural_zeros import ZEROS, separate_by_zeros
 
 __all__ = [
     "COND",
+    "NEEDS_GRAD",
     "POINTWISE",
     "SET_DATA",
     "ZEROS",

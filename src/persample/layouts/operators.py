@@ -47,6 +47,7 @@ class Operator:
 
 
 SET_DATA = "data ="  # an assignment to the attribute
+NEEDS_GRAD = "requires_grad"
 COND = "torch.cond"
 RULES: dict[str, Rule] = {}
 LINEAR: set[str] = set()
@@ -89,7 +90,7 @@ _METHODS = frozenset(
     __complex__ __long__ __nonzero__ __contains__ __format__ __repr__ __hash__ __reduce_ex__
     __setstate__ __deepcopy__ __dlpack__ __dlpack_device__ __array__ numpy tolist item allclose
     equal register_post_accumulate_grad_hook retain_grad _is_view sparse_dim dense_dim
-    qscheme record_stream requires_grad_ broadcast_shapes result_type can_cast promote_types
+    qscheme record_stream broadcast_shapes result_type can_cast promote_types
     is_tensor is_storage typename get_default_dtype""".split()
 )
 
@@ -98,7 +99,7 @@ _TAKES = frozenset(
     """is_nonzero data_ptr const_data_ptr storage untyped_storage __bool__ __int__ __float__
     __index__ __complex__ __long__ __nonzero__ __contains__ __format__ __repr__ __reduce_ex__
     __deepcopy__ __dlpack__ __array__ numpy tolist item allclose equal nonzero argwhere unique
-    unique_consecutive unique_dim _unique2 masked_select count_nonzero""".split()
+    unique_consecutive unique_dim _unique2 masked_select count_nonzero _make_dual""".split()
 )
 
 _DUNDER = {
@@ -165,6 +166,8 @@ def _add_attribute(table: dict[Any, Operator], name: str, value: Any) -> None:
         )
     if name == "data":
         table[value.__set__] = Operator(SET_DATA, graph=True)
+    if name == NEEDS_GRAD:
+        table[value.__set__] = Operator(NEEDS_GRAD, graph=True)
 
 
 def _add(table: dict[Any, Operator], function: Any, attribute: str) -> None:
@@ -201,7 +204,7 @@ def describe_operator(function: Any, name: str) -> Operator:
         recurrent=short in RECURRENT,
         additive=short in ADDITIVE,
         direct=_DIRECT.get(function, 0) if enter else 0,
-        graph=short in ("backward", "grad", "register_hook"),
+        graph=short in ("backward", "grad", "register_hook", NEEDS_GRAD),
         takes=short in _TAKES,
         by_shape=not inplace and (short in BY_SHAPE or found in (elementwise, first_only)),
     )

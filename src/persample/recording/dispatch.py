@@ -13,7 +13,7 @@ from ..backward.passes import Passes
 from ..backward.user_backward import ENGINE, expect_reached, run_backward, run_grad, run_nested
 from ..errors import Reason, from_torch, from_us, here
 from ..guards.guards import Guards
-from ..layouts import COND, SET_DATA, ZEROS, Operator, collect, separate_by_zeros
+from ..layouts import COND, NEEDS_GRAD, SET_DATA, ZEROS, Operator, collect, separate_by_zeros
 from ..layouts.layout import CONSTANT, Additive, Constant, Earlier, Layout, Mixed, State
 from ..modes import entered, kept
 from ..uses.context import Context
@@ -70,6 +70,9 @@ class Dispatch:
             roles = self._sorted(operator, args, kwargs)
         except Transformed:  # what comes out of the transform belongs to no sample
             self._context.user_code.transforming = True
+            tensors: list[Tensor] = []
+            collect([args, kwargs], tensors)
+            self._guards.numbers.note_transformed(tensors)
             return func(*args, **kwargs)
         owned, wanted = roles.owned, torch.is_grad_enabled()
         self._states.batches = roles.all_batches()
@@ -160,6 +163,11 @@ class Dispatch:
             return self._exchange(func, *args)
         if operator.name == COND:
             return self._branch(*args, **kwargs)
+        if operator.name == NEEDS_GRAD:
+            found = func(*args, **kwargs)
+            if id(args[0]) not in self._slots and not self._context.backward.busy:
+                self._context.user_code.expose(args[0])
+            return found
         return NOTHING
 
     def _node(self, func: Any, tensor: Tensor) -> Any:

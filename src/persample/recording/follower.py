@@ -44,6 +44,7 @@ class Follower:
     ) -> None:
         self._context, self._guards, self._backward = context, guards, context.backward
         self._states, self._results = context.states, context.states.results
+        self._user_code = context.user_code
         self._marks, self._cursor = context.states.table, cursor
         self._pending = pending  # what a custom function may have read
 
@@ -61,6 +62,7 @@ class Follower:
                     or backward.receiving
                     or backward.muted
                     or not is_grad_enabled()
+                    or (step.use is not None and self._user_code.differentiable)
                     or is_inference_mode_enabled()
                     or (types and types != _PLAIN_TYPES)
                 ):  # other circumstances than a step's

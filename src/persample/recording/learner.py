@@ -79,7 +79,7 @@ class Learner:
         kind = known_kind(roles.key, operator.inplace, len(args))
         if at is None or kind is None or kind.single is None or out.__class__ is not Tensor:
             return
-        if operator.recurrent or operator.random:
+        if operator.recurrent or operator.random or self._context.user_code.differentiable:
             return
         origins = self._origins(flat(args, kwargs))
         if origins is None or any(id(t) not in self._cursor.slots for t in roles.owned):

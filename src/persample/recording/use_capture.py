@@ -35,18 +35,21 @@ def capture_use(
     What calls alike have in common is learned once; then every call runs the same way.
     """
     native = context.options.native
-    if operator.recurrent and not native:
+    again = context.user_code.differentiable and not context.options.loop
+    if operator.recurrent and not (native or again):
         found = _stepwise(context, operator.name, args, kwargs)
         if found is not None:
             return found
     leaves, kind = _kind(operator, args, kwargs, roles)
     operands = [operand_of(context, k, leaves[k]) for k in kind.mine]
-    if kind.single is not None and not (native or operator.random):
+    closed = again and _may_be_differentiated(operator, operands, leaves, kind)
+    if kind.single is not None and not (native or operator.random or closed):
         followed = repeat_use(context, operator, func, kind, leaves, operands, here(3))
         context.states.put(followed, kind.single.layouts[0])
         return followed
     target = leaves[0] if operator.inplace else None
-    saved, constants = _kept_data(context, operator, leaves, kind.data), kind.constants(leaves)
+    saved = (_data_and_graph if closed else _kept_data)(context, operator, leaves, kind)
+    constants = kind.constants(leaves)
     if not native:
         for operand in operands:
             leaves[operand.position] = operand.value
@@ -56,13 +59,14 @@ def capture_use(
     device = roles.owned[0].device
     random = RandomState(device) if operator.random else None
     call_args, call_kwargs = kind.template.call(leaves)
-    out = func(*call_args, **call_kwargs)
+    with torch.set_grad_enabled(not closed):
+        out = func(*call_args, **call_kwargs)
     _forget_values(context, operator, operands)
     result = out if target is None else leaves[0]
     use = Use(
         context.ref, kind, func, constants, operands, here(3),
         random if random is not None and random.changed() else None, current_autocast(device),
-        context.states.batches,
+        context.states.batches, closed=closed,
     )  # fmt: skip
     states = layouts_of(context.n or 0, operator, func, call_args, call_kwargs, result, roles)
     states, use.guessed = _settled(context, operator, states, result)
@@ -80,7 +84,7 @@ def repeat_use(
 ) -> Tensor:  # fmt: skip
     """A use of a kind that was learned: it draws no numbers and has one result, which is tapped."""
     if operator.additive:
-        saved = _kept_data(context, operator, leaves, kind.data)
+        saved = _kept_data(context, operator, leaves, kind)
     else:
         saved = [leaves[k] for k in kind.data]
     constants = kind.blank or kind.constants(leaves)
@@ -100,6 +104,17 @@ def repeat_use(
     assert kind.single is not None
     followed = _tap_single(context, operator, use, result, kind.single.layouts[0], saved)
     return result if followed is None else followed
+
+
+def _may_be_differentiated(
+    operator: Operator, operands: list[Operand], leaves: list[Any], kind: Kind
+) -> bool:
+    """Whether a gradient by data may be taken in which the parameters appear."""
+    if operator.additive or not any(operand.wanted for operand in operands):
+        return False
+    if forward_ad._current_level >= 0:  # its derivatives pass a node of ours as they are
+        return False
+    return any(leaves[k].requires_grad for k in kind.data)
 
 
 def _settled(
@@ -139,15 +154,21 @@ def _stepwise(context: Context, name: str, args: Sequence[Any], kwargs: dict[str
     return None if asked is None else unroll(context, asked)
 
 
-def _kept_data(
-    context: Context, operator: Operator, leaves: list[Any], data: list[int]
+def _data_and_graph(
+    context: Context, operator: Operator, leaves: list[Any], kind: Kind
 ) -> list[Tensor]:
+    """What the gradient by data is computed from, with the graphs that lead to it."""
+    data = [leaves[k].clone() if operator.inplace and k == 0 else leaves[k] for k in kind.data]
+    return [*data, *(leaves[k] for k in kind.mine)] if context.options.native else data
+
+
+def _kept_data(context: Context, operator: Operator, leaves: list[Any], kind: Kind) -> list[Tensor]:
     """What backward needs of the data: no values where no derivative reads them."""
     if operator.additive and operator.name not in context.options.rules:
-        return [_stand_in(leaves[k]) for k in data]
+        return [_stand_in(leaves[k]) for k in kind.data]
     if operator.inplace:
-        return [leaves[k].detach().clone() if k == 0 else leaves[k] for k in data]
-    return [leaves[k] for k in data]
+        return [leaves[k].detach().clone() if k == 0 else leaves[k] for k in kind.data]
+    return [leaves[k] for k in kind.data]
 
 
 def _forget_values(context: Context, operator: Operator, operands: list[Operand]) -> None:
@@ -261,7 +282,7 @@ def _through_node(
         outs[0] = outs[0].detach() if dirty else outs[0]
     if torch._C._len_torch_dispatch_stack() or forward_ad._current_level >= 0:
         dirty = False  # selective checkpointing keeps what it saw, forward mode a derivative
-    picked = [outs[k] for k in use.tapped.results]
+    picked = [outs[k].detach() if use.closed else outs[k] for k in use.tapped.results]
     use.fingerprint = fingerprint(saved)
     if context.expects:
         context.receiver.expect(use)

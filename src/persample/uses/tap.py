@@ -16,6 +16,8 @@ from torch import Tensor
 
 from ..layouts import Operator
 from ..layouts.operator_facts import LATE, PRODUCTS
+from .context import ANCHOR
+from .gradient_use import gradient_use
 from .tensor_states import versions
 from .use import Use
 
@@ -147,7 +149,38 @@ class Tap(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        """Hand the gradients to the use and pass them on."""
-        if any(g is not None for g in grads):
-            ctx.use.fire(ctx.saved_tensors, grads)
-        return (None, None, None, None, *(None,) * ctx.count, *grads)
+        """Hand the gradients to the use and pass them on, to its results or to its data."""
+        found: list[Tensor | None] = [None] * ctx.count
+        needed = ctx.needs_input_grad[4:]
+        given = any(g is not None for g in grads)
+        if given and (any(needed) or not torch.is_grad_enabled()):
+            use, saved = ctx.use, ctx.saved_tensors
+            use.fire(saved[: len(use.kind.data)] if use.closed else saved, grads)
+            if use.closed:
+                wanted = [k for k in range(ctx.count) if needed[k]]
+                for k, grad in zip(wanted, _by_data(use, saved, grads, wanted), strict=True):
+                    found[k] = grad
+        return (None, None, None, None, *found, *grads)
+
+
+def _by_data(
+    use: Use, saved: tuple[Tensor, ...], grads: tuple[Tensor | None, ...], wanted: list[int]
+) -> tuple[Tensor, ...]:
+    """The gradients by a use's data; where they are differentiated again, they are a use.
+
+    Where parameters stay in the graph, they were saved after the data.
+    """
+    with torch._C.DisableTorchFunction():
+        count, seeds = len(use.kind.data), [grad for grad in grads if grad is not None]
+        values = saved[count:] or [operand.value for operand in use.operands]
+        arguments = [t.detach() for t in (*saved[:count], *values)]
+        made = gradient_use(use, arguments, grads, wanted)
+        with torch.no_grad():
+            found: tuple[Tensor, ...] = made.func(*arguments, *(t.detach() for t in seeds))
+        context = use.context()
+        if context is None or not torch.is_grad_enabled():
+            return found
+        context.receiver.expect(made)
+        data = [*saved[:count], *seeds, *saved[count:]]
+        tapped: Any = Tap.apply(ANCHOR, made, len(data), False, *data, *found)
+        return (tapped,) if len(found) == 1 else tapped

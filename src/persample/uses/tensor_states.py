@@ -360,6 +360,13 @@ def transformed(tensor: Tensor) -> bool:
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
 
 
+def innermost(tensor: Tensor) -> Tensor:
+    """The tensor that another stands for inside transforms."""
+    while transformed(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
+
+
 def view(tensor: Tensor) -> Place:
     """Which memory a tensor looks at, and how."""
     return Place(tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)

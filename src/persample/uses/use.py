@@ -115,6 +115,7 @@ class Use:
     fingerprint: Tensor | None = None
     guessed: Tensor | None = None  # where its results' samples are a guess
     rule: Callable[..., Any] | None = None  # its own, where none belongs to the operator
+    closed: bool = False  # one node of the graph, whose gradient by data is a use again
 
     @property
     def operator(self) -> str:

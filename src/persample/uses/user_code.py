@@ -20,6 +20,7 @@ class UserCode:
         self.reentrant = False  # a checkpoint runs its part of the graph by itself in backward
         self.nested = False  # a user's torch.autograd.grad runs inside a backward pass
         self.second_order = False  # a gradient was taken to be differentiated again
+        self.differentiable = False  # gradients by samples may be taken inside forward
         self.transforming = False  # torch.func ran code that was not followed
         self.by_hand: list[Any] = []  # nodes at which gradients of weights pass such code
         self.vouched: list[Any] = []  # nodes of rules that write rows themselves
@@ -30,9 +31,10 @@ class UserCode:
         self._walked: set[Any] = set()
 
     def expose(self, tensor: Tensor) -> None:
-        """A hook that was registered before the block may write to gradients."""
-        if tensor.requires_grad and tensor._backward_hooks:
-            self.exposed = True
+        """A leaf that is no parameter may need a gradient, and have a hook that writes to it."""
+        if tensor.requires_grad:
+            self.differentiable = True
+            self.exposed = self.exposed or bool(tensor._backward_hooks)
 
     def find_behind(self, node: Any) -> None:
         """Find functions in the graph of a weight whose results were not seen to become theirs.
