@@ -13,13 +13,14 @@ from .fast.stacked import Stacked, StackedRows, stack_forms
 from .form import Form, inner, lift, real, wide
 from .geometry import Geometry
 from .merging import total
+from .norms import add_norms, bound_norms, norms_of, settled
 from .outer import Outer
 from .patches import Patches
 from .pixels import Pixels
 from .position_shares import shares
 from .pullback import Pullback
 from .replay import Replay
-from .rounding import Unsure, bound_norms, doubts, recompute_doubtful
+from .rounding import Norms
 from .sketch import Sketch, kept_sketch
 from .strided_part import Part
 from .table_rows import Rows
@@ -37,6 +38,7 @@ __all__ = [
     "Form",
     "Geometry",
     "Joint",
+    "Norms",
     "Outer",
     "Part",
     "Patches",
@@ -53,18 +55,18 @@ __all__ = [
     "Stacked",
     "Together",
     "Total",
-    "Unsure",
+    "add_norms",
     "bound_norms",
-    "doubts",
     "inner",
     "kept_rows",
     "kept_sketch",
     "lift",
+    "norms_of",
     "pull_back_together",
     "real",
-    "recompute_doubtful",
     "scale_form",
     "scratch",
+    "settled",
     "share_products",
     "shares",
     "spans",

@@ -3,47 +3,123 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
+from .fast.disjoint_parts import Pieces
 from .fast.product_cache import share_products
 from .form import Form
 from .outer import Outer
-from .rounding import Unsure, bound_norms, doubts, recompute_doubtful
+from .rounding import Norms
+
+_DOUBT = {torch.float32: 2e-3, torch.float64: 1e-9}  # of a square; more is computed again
+_OFF = 2e-2  # the same of rows that are rounded: they take longer
+_NOTHING = 1e10  # squares of so many times the least number are none
 
 
-def sq_norms(forms: Mapping[str, Form]) -> dict[str, Tensor]:
-    """‖gᵢ‖² of every form; all doubts are read back at once."""
-    with _shared_products(forms):
-        found = {name: form.estimated() for name, form in forms.items()}
-    unsure = [name for name, (norms, scale) in found.items() if scale is not norms]
-    if unsure:
-        for name, doubt in zip(unsure, doubts([found[n] for n in unsure]), strict=True):
-            if doubt:
-                recompute_doubtful(*found[name], forms[name].exactly)
-    return {name: norms for name, (norms, _) in found.items()}
+def norms_of(forms: Iterable[Form]) -> list[list[Norms]]:
+    """Of every form, and of its pieces on their own."""
+    listed = list(forms)
+    with _shared_products(listed):
+        return [[part.norms() for part in _pieces(form)] for form in listed]
 
 
-def sq_bounds(forms: Mapping[str, Form]) -> dict[str, Tensor]:
-    """Certified bounds of ‖gᵢ‖²; products of positions of all forms are looked at together."""
-    found: dict[str, Tensor] = {}
-    unsure: dict[tuple[torch.dtype, torch.device], dict[str, Unsure]] = {}
-    with _shared_products(forms):
-        for name, form in forms.items():
-            norms = form.unsure()
-            if norms is None:
-                found[name] = form.measured()[1]
-            else:
-                unsure.setdefault((norms.found.dtype, norms.found.device), {})[name] = norms
-        for group in unsure.values():
-            for name, (bounds, _) in zip(group, bound_norms(list(group.values())), strict=True):
-                found[name] = bounds
-    return found
+def _pieces(form: Form) -> Sequence[Form]:
+    return form.parts if isinstance(form, Pieces) else [form]
 
 
-def _shared_products(forms: Mapping[str, Form]) -> contextlib.AbstractContextManager[None]:
+def _shared_products(forms: Sequence[Form]) -> contextlib.AbstractContextManager[None]:
     """Keep products of positions that several parameters have in common."""
-    outer = [f for f in forms.values() if isinstance(f, Outer) and f.t > 1]
+    outer = [f for f in forms if isinstance(f, Outer) and f.t > 1]
     return share_products(factor for form in outer for factor in form.given)
+
+
+Groups = Sequence[Sequence[Norms]]
+
+
+def add_norms(groups: Groups, n: int, device: torch.device) -> Tensor:
+    """‖gᵢ‖² over the norms of each group, of gradients side by side: (groups, n)."""
+    return _settled(_Listed(groups, n, device), sure=False)[1]
+
+
+def bound_norms(groups: Groups, n: int, device: torch.device, elements: int) -> Tensor:
+    """What ‖gᵢ‖² of each group, of so many elements at most, certainly does not exceed.
+
+    Small numbers may be swallowed by a large one, and squares may be too small for their dtype.
+    """
+    listed, value = _settled(_Listed(groups, n, device), sure=True)
+    parts, (eps, tiny) = listed.parts, listed.rounding()
+    more = max((p.units for p in parts), default=0) + len(parts) + 8
+    value = value * (1 + more * eps) + elements * tiny
+    value += listed.add([p.doubt for p in parts])
+    slips = [p.slip * 4 if p.rows and p.slip is not None else p.slip for p in parts]
+    if any(slip is not None for slip in slips):
+        off = listed.add(slips).add_(len(parts) * tiny).sqrt_()
+        value = value.sqrt_().add_(off, alpha=1 + more * eps).square_()
+    return value
+
+
+def settled(form: Form) -> list[Norms]:
+    """The norms of one form and its pieces, nothing of which will be computed again."""
+    listed, _ = _settled(_Listed(norms_of([form]), form.n, form.device), sure=True)
+    return [part._replace(exact=None) for part in listed.parts]
+
+
+class _Listed:
+    """Norms in a row, each with the number of its group."""
+
+    def __init__(self, groups: Groups, n: int, device: torch.device) -> None:
+        self.parts = [part for group in groups for part in group]
+        self.group = [k for k, group in enumerate(groups) for _ in group]
+        dtypes = {part.value.dtype for part in self.parts} or {torch.float32}
+        self.narrow = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
+        wide = min(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
+        self.zeros = torch.zeros(len(groups), n, dtype=wide, device=device)
+
+    def rounding(self) -> tuple[float, float]:
+        """The unit of the narrowest dtype, and its least number."""
+        numbers = torch.finfo(self.narrow)
+        return numbers.eps, numbers.tiny
+
+    def add(self, each: Sequence[Tensor | None]) -> Tensor:
+        """The sums over groups of a number for every part, or none: (groups, n)."""
+        known = [(k, x) for k, x in zip(self.group, each, strict=True) if x is not None]
+        if not known:
+            return self.zeros.clone()
+        rows = torch.stack([x.to(self.zeros) for _, x in known])
+        if len(self.zeros) == 1:
+            return rows.sum(0, keepdim=True)
+        index = torch.tensor([k for k, _ in known], device=rows.device)
+        return self.zeros.index_add(0, index, rows)
+
+
+def _settled(listed: _Listed, *, sure: bool) -> tuple[_Listed, Tensor]:
+    """Norms and their sums; where so much is in doubt that it matters, they are computed again.
+
+    ``sure``: what rows are off by counts, too. All doubts are read back at once.
+    """
+    parts = listed.parts
+    value = listed.add([p.value for p in parts])
+    least = _DOUBT[listed.narrow]
+    gaps: list[Tensor | None] = [
+        None if p.exact is None
+        else p.gap(least / _OFF) if sure
+        else p.doubt
+        for p in parts
+    ]  # fmt: skip
+    count = sum(gap is not None for gap in gaps)
+    if not count:
+        return listed, value
+    limit = (value * least).clamp_(min=_NOTHING * listed.rounding()[1])
+    doubtful = ~(listed.add(gaps) <= limit) & torch.isfinite(value)
+    if not any(doubtful.any(1).tolist()):
+        return listed, value
+    for k, (part, gap) in enumerate(zip(parts, gaps, strict=True)):
+        if gap is not None:
+            at, share = listed.group[k], limit[listed.group[k]] / (2 * count)
+            which = (doubtful[at] & ~(gap.to(share) <= share)).nonzero().flatten()
+            if which.numel():
+                parts[k] = part.recomputed(which.to(gap.device))
+    return listed, listed.add([p.value for p in parts])

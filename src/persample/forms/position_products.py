@@ -11,14 +11,9 @@ from .cost import scratch, spans
 from .fast.product_cache import products, rows_by_rows
 from .form import real, row_sq_norms, wide
 from .kernels import outer_products
-from .rounding import (
-    fine_dtype,
-    hidden_from_traces,
-    hidden_in_products,
-    lengths,
-    scale_of,
-    scale_sizes,
-)
+from .rounding import fine_dtype, hidden_in_products, lengths, multiply_products, per_sample
+
+Products = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def widen(left: Tensor, right: Tensor, first: int, last: int) -> tuple[Tensor, Tensor]:
@@ -57,40 +52,26 @@ def apply_weights(left: Tensor, right: Tensor, c: Tensor) -> tuple[Tensor, Tenso
     return left.flatten(0, 1), right.flatten(0, 1)
 
 
-def sq_norms_from_products(
-    left: Tensor, right: Tensor, *, sure: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Σₜₛ ⟨lₜ, lₛ⟩⟨rₜ, rₛ⟩; its diagonal, the energy; what rounding can hide, if ``sure``.
-
-    Else the last is a scale of it: all terms without their signs.
-    """
+def sq_norms_from_products(left: Tensor, right: Tensor) -> Products:
+    """Σₜₛ ⟨lₜ, lₛ⟩⟨rₜ, rₛ⟩, and what :func:`multiply_products` says of it."""
     n, t = left.shape[0], left.shape[-2]
     item = 2 * left.shape[1:-1].numel() * t * wide(left.dtype).itemsize
     if item > scratch():
-        blocks = _by_blocks(left, right)
-        return blocks if sure else (*blocks[:2], scale_of(blocks[2]))
-    found, energy, slack = [], [], []
-    sides = left.shape[-1], right.shape[-1]
+        return _by_blocks(left, right)
+    found, sides = [], (left.shape[-1], right.shape[-1])
     for first, last in spans(n, item, 4 << 20):  # in cache
         some, other = widen(left, right, first, last)
         one, two = products(left, some, first, last), products(right, other, first, last)
-        both = one * two
-        found.append(_sum_per_sample(both).clamp_(min=0))
-        energy.append(_sum_per_sample(both.diagonal(dim1=-2, dim2=-1)))
-        if sure:
-            slack.append(hidden_in_products(one, two, *sides))
-        else:
-            sizes: Tensor = torch.linalg.vector_norm(both.flatten(1), 1, dim=1)
-            slack.append(scale_sizes(sizes, *sides))
+        found.append(multiply_products(one, two, *sides))
     if len(found) == 1:
-        return found[0], energy[0], slack[0]
+        return found[0]
     if not found:
-        zeros = right.new_zeros(0, dtype=real(right.dtype))
-        return zeros, zeros.clone(), zeros.clone()
-    return torch.cat(found), torch.cat(energy), torch.cat(slack)
+        return (right.new_zeros(0, dtype=real(right.dtype)),) * 4
+    value, doubt, energy, vanished = (torch.cat(each) for each in zip(*found, strict=True))
+    return value, doubt, energy, vanished
 
 
-def _by_blocks(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _by_blocks(left: Tensor, right: Tensor) -> Products:
     """Sample by sample where t × t does not fit: blocks on and above the diagonal."""
     if left.dim() == 3:
         left, right = left.unsqueeze(1), right.unsqueeze(1)
@@ -112,8 +93,8 @@ def _by_blocks(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
                 both = [rows_by_rows(m, f[:, part]) for m, f in ((mine, one), (other, two))]
                 sizes[:, i] += times * torch.stack([m.square().sum((1, 2)) for m in both])
                 found[i] += both[0].mul_(both[1]).sum() * times
-    slack = hidden_from_traces([*traces], [*sizes.sqrt_()], a, b, t)
-    return found.clamp_(min=0).to(energy.dtype), energy, slack
+    doubt, vanished = hidden_in_products(traces, sizes.sqrt_(), a, b, t)
+    return found.clamp_(min=0).to(energy.dtype), doubt, energy.add_(doubt), vanished
 
 
 def inner_products(one: tuple[Tensor, Tensor], two: tuple[Tensor, Tensor]) -> Tensor:
@@ -139,9 +120,4 @@ def sq_norms_from_rows(left: Tensor, right: Tensor) -> Tensor:
 def energies(left: Tensor, right: Tensor) -> Tensor:
     """Σₜ ‖lₜ‖²‖rₜ‖², the scale of what rounding can hide."""
     one, two = (lengths(f) for f in widen(left, right, 0, left.shape[0]))
-    return _sum_per_sample((one * two).square_())
-
-
-def _sum_per_sample(products: Tensor) -> Tensor:
-    """The sum over everything but samples."""
-    return products.sum(tuple(range(1, products.dim())))
+    return per_sample((one * two).square_())

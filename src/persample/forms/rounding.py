@@ -10,10 +10,65 @@ import torch
 from torch import Tensor
 
 RUN = 4096  # squares that are added up in one go
-_DOUBT = {torch.float32: 400 * torch.finfo(torch.float32).eps, torch.float64: 1e-6}
-_NOTHING = 1e-20  # a squared norm that no one clips to
 _BLOCK = 256  # terms that a matrix product adds up one after the other
 THIN = 16  # a result that is narrower is added up without blocks
+_SHORT = 9 / 8  # (x + y)² is at most this times x², and nine times y²
+
+
+class Norms(NamedTuple):
+    """Squared lengths of gradients, one for each sample, and what rounding may have done to them.
+
+    ``value`` is short of the exact one by ``units`` roundings of itself, and by ``doubt``: squares
+    that cancelled or vanished. A certain sum of one sample is not farther than √``slip`` from what
+    the value was computed from. Values of ``rows`` come from rows that are as far from the exact
+    ones. ``exact`` computes a few samples again, in double precision.
+    """
+
+    value: Tensor
+    doubt: Tensor | None = None
+    slip: Tensor | None = None
+    units: float = 16 + RUN / 8
+    rows: bool = False
+    exact: Callable[[Tensor], Tensor] | None = None
+
+    def surely(self) -> Tensor:
+        """What the exact ones do not exceed."""
+        found = self.value * (1 + (self.units + 4) * torch.finfo(self.value.dtype).eps)
+        if self.doubt is not None:
+            found += self.doubt
+        if self.rows and self.slip is not None:
+            found = (found.sqrt_() + self.slip.sqrt()).square_()
+        return found
+
+    def bounds(self) -> Tensor:
+        """What the squared length of a certain sum of one sample does not exceed."""
+        found = self.surely()
+        return found if self.slip is None else (found.sqrt_() + self.slip.sqrt()).square_()
+
+    def again(self, which: Tensor) -> Tensor:
+        """The exact values of a few samples, or what they do not exceed."""
+        if self.exact is not None:
+            return self.exact(which)
+        return self.surely()[which].to(fine_dtype(which.device))
+
+    def gap(self, share: float) -> Tensor | None:
+        """What is in doubt, and a share of what the rows of the value may be off by."""
+        if not self.rows or self.slip is None:
+            return self.doubt
+        off = self.slip.sqrt()
+        found = (2 * self.value.sqrt() + off).mul_(off).mul_(share)
+        return found if self.doubt is None else found.add_(self.doubt)
+
+    def recomputed(self, which: Tensor) -> Norms:
+        """The same with the exact values of some samples."""
+        exact = self.again(which)
+        value, slip = self.value.clone(), self.slip
+        doubt = torch.zeros_like(value) if self.doubt is None else self.doubt.clone()
+        value[which], doubt[which] = exact.to(value.dtype), (1e-6 * exact).to(value.dtype)
+        if self.rows and slip is not None:
+            slip = slip.clone()
+            slip[which] /= 4  # it no longer counts twice
+        return self._replace(value=value, doubt=doubt, slip=slip)
 
 
 def units(size: int) -> float:
@@ -25,21 +80,26 @@ def units(size: int) -> float:
     return 16 + min(size, RUN) / 8
 
 
-def enlarge(found: Tensor, size: int) -> Tensor:
-    """Bounds of sums of so many squares that were computed from rows as they are."""
-    return found * (1 + units(size) * torch.finfo(found.dtype).eps)
-
-
 def fine_dtype(device: torch.device) -> torch.dtype:
     """The dtype in which a few numbers are added up one after the other."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def rounding_error(energy: Tensor, t: int, run: int) -> Tensor:
-    """What a sum of t terms with this energy may be off by, if so many are added in one go."""
-    if t == 1:
-        return torch.zeros_like(energy)
-    return (t * energy).sqrt_().mul_(error_units(t, run) * torch.finfo(energy.dtype).eps)
+def slip_of(energy: Tensor, t: int, run: int, vanished: Tensor | None = None) -> Tensor:
+    """The square of what a sum of t terms with this energy may be off by, so many in one go.
+
+    Energy of factors whose squares ``vanished`` counts as a whole.
+    """
+    each = t * (error_units(t, run) * torch.finfo(energy.dtype).eps) ** 2
+    if vanished is None:
+        return energy * each
+    return (vanished * (4 * 9)).add_(energy, alpha=_SHORT * each)
+
+
+def add_slips(slips: Sequence[Tensor | None]) -> Tensor | None:
+    """The square of what sums may be off by that are added to each other."""
+    known = [slip.sqrt() for slip in slips if slip is not None]
+    return torch.stack(known).sum(0).square_() if known else None
 
 
 def run_of(t: int, a: int, b: int) -> int:
@@ -61,44 +121,42 @@ def lengths(rows: Tensor) -> Tensor:
     return found.add_(math.sqrt(rows.shape[-1] * torch.finfo(found.dtype).tiny))
 
 
-def scale_sizes(sizes: Tensor, a: int, b: int) -> Tensor:
-    """Sums of products' sizes in units of what rounding of such lengths can hide of them."""
-    return sizes * (_lost(a) + _lost(b))
+def multiply_products(
+    one: Tensor, two: Tensor, a: int, b: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Σ one ∘ two of products (n, …, t, t) of positions of lengths a and b; four numbers a sample.
 
-
-def scale_of(hidden: Tensor) -> Tensor:
-    """The same from what can be hidden."""
-    return hidden * (2 / torch.finfo(hidden.dtype).eps)
-
-
-def hidden_in_products(one: Tensor, two: Tensor, a: int, b: int) -> Tensor:
-    """What products of positions can hide of squared norms: (n,).
-
-    ``one`` and ``two`` are products (n, …, t, t) of positions of lengths a and b.
+    The sum, what rounding can have hidden of it, its energy (the diagonal and what is hidden), and
+    what may have vanished.
     """
-    traces = [m.diagonal(dim1=-2, dim2=-1).sum(-1) for m in (one, two)]
-    sizes = [torch.linalg.vector_norm(m.flatten(-2), dim=-1) for m in (one, two)]
-    return hidden_from_traces(traces, sizes, a, b, one.shape[-1])
+    pair = (one, two)
+    diagonals = torch.stack([m.diagonal(dim1=-2, dim2=-1) for m in pair])
+    sizes = torch.stack([torch.linalg.vector_norm(m.flatten(-2), dim=-1) for m in pair])
+    doubt, vanished = hidden_in_products(diagonals.sum(-1), sizes, a, b, one.shape[-1])
+    energy = per_sample(diagonals[0] * diagonals[1]).add_(doubt)
+    return per_sample(one * two).clamp_(min=0), doubt, energy, vanished
 
 
-def hidden_from_traces(
-    traces: Sequence[Tensor], sizes: Sequence[Tensor], a: int, b: int, t: int
-) -> Tensor:
-    """The same from the traces and Frobenius norms of both kinds of products: (n, …) to (n,).
+def hidden_in_products(
+    traces: Tensor, sizes: Tensor, a: int, b: int, t: int
+) -> tuple[Tensor, Tensor]:
+    """What rounding can hide, and what may vanish, by traces and Frobenius norms (2, n, …).
 
     Rounding of ⟨lₜ, lₛ⟩ is some units of ‖lₜ‖‖lₛ‖, and not independent: positions that are alike
     are rounded alike. With ⟨rₜ, rₛ⟩ it makes at most the trace of one times the size of the other.
     A product that vanished may be multiplied by a huge one of the other kind.
     """
-    # squares of products may overflow or vanish; no size exceeds its trace
-    fair = [
-        torch.where((size > 1e-15) & torch.isfinite(size), size, trace)
-        for size, trace in zip(sizes, traces, strict=True)
-    ]
-    unit, tiny = torch.finfo(traces[0].dtype).eps / 2, torch.finfo(traces[0].dtype).tiny
-    found = traces[0] * (unit * _lost(a) * fair[1] + tiny * t * b)
-    found += traces[1] * (unit * _lost(b) * fair[0] + tiny * t * a)
-    return found.flatten(1).sum(1) if found.dim() > 1 else found
+    numbers = torch.finfo(traces.dtype)
+    # squares of products may vanish or overflow; no size exceeds its trace
+    fair = torch.minimum(sizes.add_(t * math.sqrt(numbers.tiny)), traces)
+    doubt = per_sample((traces * fair.flip(0)).sum(0))
+    lost = max(_lost(a), _lost(b)) * numbers.eps / 2
+    return doubt.mul_(lost), per_sample(traces.sum(0)).mul_(numbers.tiny * t * max(a, b))
+
+
+def per_sample(numbers: Tensor) -> Tensor:
+    """The sum over everything but samples."""
+    return numbers.flatten(1).sum(1) if numbers.dim() > 1 else numbers
 
 
 def _lost(length: int) -> float:
@@ -107,67 +165,3 @@ def _lost(length: int) -> float:
     Terms are added one after the other in blocks of some hundred.
     """
     return 4 + max(min(length, _BLOCK) / 4, math.sqrt(length) / 2)
-
-
-def doubts(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[bool]:
-    """Which squared norms, each with its scale, have samples that cancel to some thousandths.
-
-    All of them are read back at once.
-    """
-    first = pairs[0][0]
-    found = torch.stack([f.to(first) for f, _ in pairs])
-    scale = torch.stack([s.to(first) for _, s in pairs])
-    flags: list[bool] = _doubtful(found, scale).any(1).tolist()
-    return flags
-
-
-def _doubtful(found: Tensor, scale: Tensor) -> Tensor:
-    return torch.sub(found, scale, alpha=_DOUBT[found.dtype]) < 0
-
-
-def recompute_doubtful(found: Tensor, scale: Tensor, exactly: Callable[[Tensor], Tensor]) -> Tensor:
-    """Squared norms; where products of positions cancel to some thousandths, computed again."""
-    which = _doubtful(found, scale).nonzero().flatten()
-    if which.numel():
-        found[which] = exactly(which).to(found)
-    return found
-
-
-class Unsure(NamedTuple):
-    """Squared norms from t positions of lengths a and b, and their energy.
-
-    ``hidden`` is what rounding may have taken from them. A sum adds ``run`` positions in one go.
-    """
-
-    found: Tensor
-    energy: Tensor
-    hidden: Tensor
-    a: int
-    b: int
-    t: int
-    run: int
-    exactly: Callable[[Tensor], Tensor]
-
-
-def bound_norms(norms: Sequence[Unsure]) -> list[tuple[Tensor, Tensor]]:
-    """Each one's bounds, and what its sum of positions may be off by.
-
-    A bound is the norm plus what rounding can have hidden; doubtful norms are computed again.
-    All are looked at together, and read back once. They are of one dtype and device.
-    """
-    found = torch.stack([each.found for each in norms])
-    # energy that vanished is not hidden: a small factor may be multiplied by a huge one
-    off = torch.stack([rounding_error(e.energy + e.hidden, e.t, e.run) for e in norms])
-    unit = torch.finfo(found.dtype).eps
-    sizes = found.new_tensor([units(each.a * each.b) for each in norms]).unsqueeze(1)
-    slack = (unit * sizes * found).add_(torch.stack([each.hidden for each in norms]))
-    doubtful = slack > (4e-3 * found).clamp_(min=_NOTHING)
-    sizes = slack.add_(found)
-    for k, doubt in enumerate(doubtful.any(1).tolist()):
-        if doubt and norms[k].t > 1:
-            which = doubtful[k].nonzero().flatten()
-            exact = norms[k].exactly(which)
-            norms[k].found[which] = exact.to(found.dtype)
-            sizes[k, which] = (exact * (1 + 1e-6)).to(sizes.dtype)
-    bounds = sizes.sqrt_().add_(off).square_()
-    return list(zip(bounds, off, strict=True))

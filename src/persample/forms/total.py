@@ -10,13 +10,13 @@ from torch import Tensor
 from .cost import Plan, all_of
 from .fast.disjoint_parts import Pieces
 from .fast.elementwise import Scaled
-from .form import Form, add_all, wide
+from .form import Form, add_all, flat_rows, wide
 from .mapped import Composite
 from .masked import Masked
 from .outer import Outer
 from .pullback import Pullback
 from .replay import Replay
-from .rounding import recompute_doubtful
+from .rounding import Norms, add_slips, units
 from .sketch import Sketch
 from .strided_part import Part
 from .table_rows import Rows
@@ -111,52 +111,38 @@ class Total(Composite):
         others = other.forms if isinstance(other, Total) else [other]
         return add_all([_between(f, g) for f in self.forms for g in others])
 
-    def sq_norms(self) -> Tensor:
-        """An embedding tied to an output head has a cheap cross term; others are written out."""
-        if self.tied() is None:
-            return super().sq_norms()
-        found, scale = self.estimated()
-        return found if scale is found else recompute_doubtful(found, scale, self.exactly)
+    def norms(self) -> Norms:
+        """An embedding tied to an output head has a cheap cross term; others are written out.
 
-    def estimated(self) -> tuple[Tensor, Tensor]:
-        """What can cancel within parts; tied ones have been written out where they do."""
-        if self.tied() is not None:
-            found = self.certified()[0]
-            return found, found
-        return super().estimated()
-
-    def certified(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Norms and bounds, each part looked at once; the triangle inequality guards rounding."""
-        parts = [f.certified() for f in self.forms]
-        pair = self.tied()
-        if pair is not None:
-            cross = pair[0].cross(pair[1])
-            found = torch.add(add_all([p[0] for p in parts]), cross, alpha=2).clamp_(min=0)
-        else:
-            found = super().sq_norms()
-        sizes = add_all([p[1].sqrt() for p in parts])
-        unit = torch.finfo(found.dtype).eps
-        bound = self.enlarged(found) + 64 * unit * sizes.square()
+        The triangle inequality guards rounding: the sum is rounded part by part, and so are the
+        rows that the norm was computed from.
+        """
+        parts, pair = [f.norms() for f in self.forms], self.tied()
+        value = super().norms().value if pair is None else self._add_cross(parts, *pair)
+        unit, bounds = torch.finfo(value.dtype).eps, [p.bounds() for p in parts]
+        lengths = [bound.sqrt() for bound in bounds]
+        sizes = add_all(lengths)
+        doubt = sizes.square().mul_(64 * unit)
+        slips = [torch.zeros_like(value) if p.slip is None else p.slip.sqrt() for p in parts]
         if pair is not None:  # what is not sure of either norm, or of their product, is not sure
-            bound += (parts[0][1] - parts[0][0]) + (parts[1][1] - parts[1][0])
-            one, two = (off + 8 * unit * size.sqrt() for _, size, off in parts)
-            bound += one * two / (128 * unit)
-            self._write_out(bound > found * (1 + 1e-3), found, bound)
-        # the sum is rounded part by part, and so are the rows that the norm was computed from
-        off = add_all([p[2] for p in parts])
-        return found, (bound.sqrt() + off * 2 + 8 * unit * sizes).square(), off
+            doubt += add_all([bound - p.value for bound, p in zip(bounds, parts, strict=True)])
+            one, two = (s + 8 * unit * size for s, size in zip(slips, lengths, strict=True))
+            doubt += one * two / (128 * unit)
+        slip = (2 * add_all(slips) + 8 * unit * sizes).square_()
+        exact = None if pair is None else self._exactly
+        return Norms(value, doubt, slip, units(self.size), exact=exact)
 
-    def rounding(self) -> Tensor:
+    def _add_cross(self, parts: list[Norms], rows: Rows, outer: Outer) -> Tensor:
+        return add_all([p.value for p in parts]).add(rows.cross(outer), alpha=2).clamp_(min=0)
+
+    def _exactly(self, which: Tensor) -> Tensor:
+        """‖gᵢ‖² of a few samples: from their rows, which cancel before they are squared."""
+        rows = [flat_rows(self.wide_dense(i, i + 1)).double() for i in which.tolist()]
+        return torch.cat([r.square().sum(1) for r in rows])
+
+    def slip(self) -> Tensor | None:
         """That of all parts."""
-        return add_all([f.rounding() for f in self.forms])
-
-    def _write_out(self, loose: Tensor, found: Tensor, bound: Tensor) -> None:
-        """Where cancellation within parts or between them left little, take the dense rows."""
-        which = loose.nonzero().flatten()
-        if which.numel():
-            exact = self.exactly(which)
-            found[which] = exact.to(found.dtype)
-            bound[which] = (exact * (1 + 1e-6)).to(bound.dtype)
+        return add_slips([f.slip() for f in self.forms])
 
     def tied(self) -> tuple[Rows, Outer] | None:
         """An embedding and an output head of the same table, if that is all there is."""

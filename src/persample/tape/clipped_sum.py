@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from ..distributed import Reduction
 from ..errors import ExtractedNumberWarning, NonFiniteWarning
-from ..forms import Stacked, sums
+from ..forms import Stacked, bound_norms
 from .clipping import Grouped, Rule, coefficients
 from .question import Question
-from .source import Forms, Grads
+from .source import Forms, Grads, Lengths
 
 
 def clipped_sum(
@@ -35,15 +35,10 @@ def clipped_sum(
     within = rule.within if isinstance(rule, Grouped) else rule
     source = question.source
     with source.clipping_forms(names, separate=len(groups) > 1) as forms:
-        bounds = source.sq_bounds(names, forms)
-        whole = _certain(question, bounds, names)
-        bad = _left_out(whole, warn=warn)
+        bounds = _bounds(question, source.clipping_norms(names, forms), groups)
+        bad = _left_out(bounds, warn=warn)
         c: dict[str, Tensor] = {}
-        for group in groups:
-            sizes = whole
-            if len(groups) > 1:
-                mine = {name: bounds[name] for name in group if name in bounds}
-                sizes = _certain(question, mine, group)
+        for group, sizes in zip(groups, bounds, strict=True):
             share = coefficients(within, sizes.sqrt(), max_norm / len(groups) ** 0.5)
             share = share if bad is None else share.masked_fill(bad, 0)
             c.update(dict.fromkeys(group, share))
@@ -94,8 +89,8 @@ def nonfinite(question: Question, names: Sequence[str]) -> Tensor:
     source = question.source
     source.ready()
     with source.clipping_forms(names, separate=False) as forms:
-        whole = _certain(question, source.sq_bounds(names, forms), names)
-    return (~torch.isfinite(whole)).nonzero().flatten()
+        whole = _bounds(question, source.clipping_norms(names, forms), [names])
+    return (~torch.isfinite(whole[0])).nonzero().flatten()
 
 
 def _warn_of_numbers(question: Question) -> None:
@@ -111,15 +106,16 @@ def _warn_of_numbers(question: Question) -> None:
         )
 
 
-def _certain(question: Question, bounds: Grads, names: Iterable[str]) -> Tensor:
-    """Bounds of ‖gᵢ‖² over some parameters."""
-    elements = sum(question.selected[name].numel() for name in names)
-    return sums.bound_over_parameters(bounds, elements, question.n, question.device)
+def _bounds(question: Question, norms: Lengths, groups: Sequence[Sequence[str]]) -> Tensor:
+    """Bounds of ‖gᵢ‖² over groups of parameters: (groups, n)."""
+    elements = sum(question.selected[name].numel() for group in groups for name in group)
+    listed = [[each for name in group for each in norms.get(name, ())] for group in groups]
+    return bound_norms(listed, question.n, question.device, elements)
 
 
-def _left_out(sq_norms: Tensor, *, warn: bool) -> Tensor | None:
+def _left_out(bounds: Tensor, *, warn: bool) -> Tensor | None:
     """Which samples are not finite; None if all are."""
-    finite = torch.isfinite(sq_norms)
+    finite = torch.isfinite(bounds.sum(0))
     if bool(finite.all()):
         return None
     bad = ~finite

@@ -14,7 +14,7 @@ from ..forms import Form
 from ..guards.guards import Guards
 from ..uses.context import Context
 from .parameter_forms import expect_backward
-from .source import Forms, Grads, Source, Visitor
+from .source import Forms, Grads, Lengths, Source, Visitor
 
 
 class LeanAnswers(Source):
@@ -31,15 +31,14 @@ class LeanAnswers(Source):
         self._guards.expect_true(())
         expect_backward(self._context)
 
-    def sq_norms(self, names: Iterable[str], *, separate: bool) -> Grads:
-        """‖gᵢ‖² of every parameter that received a gradient, from the first pass."""
+    def norms(self, names: Iterable[str], *, separate: bool) -> Lengths:
+        """Norms of every parameter that received a gradient, from the first pass."""
         self.ready()
-        kept = self._lean.sq_norms
-        return {name: kept[name] for name in names if name in kept}
+        return self.clipping_norms(names, None)
 
-    def sq_bounds(self, names: Iterable[str], forms: Forms | None) -> Grads:
-        """Certified bounds of ‖gᵢ‖², from the first pass."""
-        kept = self._lean.sq_bounds
+    def clipping_norms(self, names: Iterable[str], forms: Forms | None) -> Lengths:
+        """The same."""
+        kept = self._lean.norms
         return {name: kept[name] for name in names if name in kept}
 
     @contextlib.contextmanager

@@ -10,10 +10,10 @@ from ..backward.consumers.kept import Kept, Looped
 from ..backward.contribution import Contribution
 from ..backward.kept_forms import KeptForms
 from ..errors import UsageError
-from ..forms import Form, kept_rows, norms, pull_back_together, scratch, stack_forms, within
+from ..forms import Form, kept_rows, norms_of, pull_back_together, scratch, stack_forms, within
 from ..guards.guards import Guards
 from ..uses.context import Context
-from .source import Forms, Grads, Source, Visitor
+from .source import Forms, Lengths, Source, Visitor
 
 SHARE = 4  # the tape holds about what a plain step holds: a quarter more is kept at most
 LITTLE = 1 << 20  # bytes of rows that are not worth counting
@@ -99,15 +99,15 @@ class ParameterForms(Source):
             return granted
         return wanted if wanted <= LITTLE else self.held() // SHARE
 
-    def sq_norms(self, names: Iterable[str], *, separate: bool) -> Grads:
-        """‖gᵢ‖², to be added up; ``separate``: of every parameter that received a gradient."""
+    def norms(self, names: Iterable[str], *, separate: bool) -> Lengths:
+        """Norms to be added up; ``separate``: of every parameter that received a gradient."""
         forms: Forms = self.written(names)
-        return norms.sq_norms(forms if separate else stack_forms(forms))
+        return self.clipping_norms(names, forms if separate else stack_forms(forms))
 
-    def sq_bounds(self, names: Iterable[str], forms: Forms | None) -> Grads:
-        """Certified bounds of ‖gᵢ‖² for :meth:`clipping_forms` forms."""
+    def clipping_norms(self, names: Iterable[str], forms: Forms | None) -> Lengths:
+        """Norms of :meth:`clipping_forms` forms."""
         assert forms is not None
-        return norms.sq_bounds(forms)
+        return dict(zip(forms, norms_of(forms.values()), strict=True))
 
     def each(self, names: Sequence[str], visit: Visitor, *, linear: bool, last: bool) -> None:
         """Show the form of every parameter that received a gradient to a visitor."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor
 
 from ..errors import MixedSamplesError, Reason, StaleError, UsageError
-from ..forms import Form, Stacked, sums, within
+from ..forms import Form, Stacked, add_norms, within
 from ..run_state import uncast
 from ..uses.context import Context
 from ..uses.parameters import Params, choose
@@ -113,9 +114,14 @@ class Question:
 
     def sq_norms(self, names: Sequence[str]) -> Tensor:
         """‖gᵢ‖² over parameters."""
-        return sums.add_over_parameters(
-            self.source.sq_norms(names, separate=False), self.n, self.device
-        )
+        found = self.source.norms(names, separate=False).values()
+        return add_norms([list(chain.from_iterable(found))], self.n, self.device)[0]
+
+    def parameter_norms(self, names: Sequence[str]) -> Grads:
+        """‖gᵢ‖ of each parameter that received a gradient."""
+        found = self.source.norms(names, separate=True)
+        sizes = add_norms([*found.values()], self.n, self.device).sqrt_()
+        return dict(zip(found, sizes, strict=True))
 
     def weighted_sum(
         self,

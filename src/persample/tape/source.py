@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from torch import Tensor
 
-from ..forms import Form
+from ..forms import Form, Norms
 
 Forms = Mapping[str, Form]
 Grads = dict[str, Tensor]
+Lengths = dict[str, list[Norms]]  # of each parameter and its pieces
 Visitor = Callable[[str, Form], None]
 
 
@@ -28,12 +29,12 @@ class Source(abc.ABC):
         """Refuse to answer from a recording that is not complete, or no longer true."""
 
     @abc.abstractmethod
-    def sq_norms(self, names: Iterable[str], *, separate: bool) -> Grads:
-        """‖gᵢ‖² of parameters, to be added up; ``separate``: of each that received a gradient."""
+    def norms(self, names: Iterable[str], *, separate: bool) -> Lengths:
+        """Norms of parameters, to be added up; ``separate``: of each that received a gradient."""
 
     @abc.abstractmethod
-    def sq_bounds(self, names: Iterable[str], forms: Forms | None) -> Grads:
-        """Certified bounds of ‖gᵢ‖² for :meth:`clipping_forms` forms."""
+    def clipping_norms(self, names: Iterable[str], forms: Forms | None) -> Lengths:
+        """Norms of :meth:`clipping_forms` forms."""
 
     @abc.abstractmethod
     def clipping_forms(

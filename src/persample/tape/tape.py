@@ -203,11 +203,8 @@ class Tape:
         """‖gᵢ‖ of each parameter: ``{name: (n,)}``."""
         with self._answering() as question:
             names = question.names(params)
-            found = question.source.sq_norms(names, separate=True)
-            return {
-                name: found[name].sqrt() if name in found else self._zero_norms(name)
-                for name in names
-            }
+            found = question.parameter_norms(names)
+            return {name: found.get(name, self._zero_norms(name)) for name in names}
 
     def weighted_sum(self, c: Tensor, *, params: Params = None) -> Grads:
         """Σᵢ cᵢ gᵢ for any coefficients c (n,): ``{name: shape}``."""

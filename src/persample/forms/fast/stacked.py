@@ -74,11 +74,6 @@ class StackedProducts(Stacked, Outer):
         cleared.shapes = self.shapes
         return cleared
 
-    def certified(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Sums over blocks are rounded, too."""
-        found, bound, off = super().certified()
-        return found, bound.mul_(1 + len(self.shapes) * torch.finfo(bound.dtype).eps), off
-
     def split(self, total: Tensor) -> dict[str, Tensor]:
         """A sum over samples as every tensor's own sum."""
         parts = zip(total.unbind(), self.shapes.items(), strict=True)
