@@ -51,13 +51,14 @@ def bound_norms(groups: Groups, n: int, device: torch.device, elements: int) -> 
     """
     listed, value = _settled(_Listed(groups, n, device), sure=True)
     parts, (eps, tiny) = listed.parts, listed.rounding()
-    more = max((p.units for p in parts), default=0) + len(parts) + 8
-    value = value * (1 + more * eps) + elements * tiny
+    value += listed.add([p.value for p in parts], [p.units * eps for p in parts])
     value += listed.add([p.doubt for p in parts])
-    slips = [p.slip * 4 if p.rows and p.slip is not None else p.slip for p in parts]
-    if any(slip is not None for slip in slips):
-        off = listed.add(slips).add_(len(parts) * tiny).sqrt_()
-        value = value.sqrt_().add_(off, alpha=1 + more * eps).square_()
+    more = (len(parts) + 8) * eps
+    value = value.mul_(1 + more).add_(elements * tiny)
+    if any(p.slip is not None for p in parts):
+        slip = listed.add([p.slip for p in parts], [4 if p.rows else 1 for p in parts])
+        off = slip.add_(len(parts) * tiny).sqrt_()
+        value = value.sqrt_().add_(off, alpha=1 + more).square_()
     return value
 
 
@@ -83,15 +84,17 @@ class _Listed:
         numbers = torch.finfo(self.narrow)
         return numbers.eps, numbers.tiny
 
-    def add(self, each: Sequence[Tensor | None]) -> Tensor:
+    def add(self, each: Sequence[Tensor | None], times: Sequence[float] | None = None) -> Tensor:
         """The sums over groups of a number for every part, or none: (groups, n)."""
-        known = [(k, x) for k, x in zip(self.group, each, strict=True) if x is not None]
+        known = [k for k, numbers in enumerate(each) if numbers is not None]
         if not known:
             return self.zeros.clone()
-        rows = torch.stack([x.to(self.zeros) for _, x in known])
+        rows = torch.stack([x.to(self.zeros) for x in each if x is not None])
+        if times is not None:
+            rows *= rows.new_tensor([times[k] for k in known]).unsqueeze(1)
         if len(self.zeros) == 1:
             return rows.sum(0, keepdim=True)
-        index = torch.tensor([k for k, _ in known], device=rows.device)
+        index = torch.tensor([self.group[k] for k in known], device=rows.device)
         return self.zeros.index_add(0, index, rows)
 
 
