@@ -16,7 +16,7 @@ from .cost import spans
 from .fast.product_cache import rows_by_rows
 from .form import wide
 from .geometry import Geometry, unfold
-from .rounding import multiply_products
+from .rounding import Products, join_samples, multiply_products
 
 
 def patch_products(
@@ -100,9 +100,7 @@ def positions_pay(x: Tensor, grad: Tensor, shape: torch.Size, geometry: Geometry
     return p * p * o + products < p * o * (c // geometry.groups) * taps
 
 
-def by_positions(
-    x: Tensor, grad: Tensor, shape: torch.Size, geometry: Geometry
-) -> tuple[Tensor, ...]:
+def by_positions(x: Tensor, grad: Tensor, shape: torch.Size, geometry: Geometry) -> Products:
     """‖gᵢ‖² = Σ over pairs of positions, and what :func:`multiply_products` says of it."""
     dtype, groups, n = wide(grad.dtype), geometry.groups, grad.shape[0]
     lengths = shape[0] // groups, shape[1:].numel()
@@ -112,7 +110,7 @@ def by_positions(
         some = grad[first:last].to(dtype).unflatten(1, (groups, -1)).flatten(3).mT
         patches = _of_patches(x[first:last].to(dtype), grad, shape, geometry)
         found.append(multiply_products(rows_by_rows(some, some), patches, *lengths))
-    return tuple(torch.cat(each) for each in zip(*found, strict=True))
+    return join_samples(found)
 
 
 def _of_patches(x: Tensor, grad: Tensor, shape: torch.Size, g: Geometry) -> Tensor:

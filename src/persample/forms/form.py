@@ -193,7 +193,7 @@ class Form:
         for first, last, rows in self.rows(budget):
             out[first:last] = row_sq_norms(rows)
         elements = 2 * self.size if self.dtype.is_complex else self.size
-        return Norms(out, None, self.slip(), units(elements), rows=True)
+        return Norms(out, None, self.slip, units(elements), rows=True)
 
     def slip(self) -> Tensor | None:
         """The square of what :meth:`certain_sum` of one sample may be off by: None for nothing."""

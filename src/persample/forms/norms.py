@@ -55,8 +55,9 @@ def bound_norms(groups: Groups, n: int, device: torch.device, elements: int) -> 
     value += listed.add([p.doubt for p in parts])
     more = (len(parts) + 8) * eps
     value = value.mul_(1 + more).add_(elements * tiny)
-    if any(p.slip is not None for p in parts):
-        slip = listed.add([p.slip for p in parts], [4 if p.rows else 1 for p in parts])
+    slips = [p.slip() for p in parts]
+    if any(slip is not None for slip in slips):
+        slip = listed.add(slips, [4 if p.rows else 1 for p in parts])
         off = slip.add_(len(parts) * tiny).sqrt_()
         value = value.sqrt_().add_(off, alpha=1 + more).square_()
     return value
@@ -75,9 +76,8 @@ class _Listed:
         self.parts = [part for group in groups for part in group]
         self.group = [k for k, group in enumerate(groups) for _ in group]
         dtypes = {part.value.dtype for part in self.parts} or {torch.float32}
-        self.narrow = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
-        wide = min(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
-        self.zeros = torch.zeros(len(groups), n, dtype=wide, device=device)
+        self.narrow = max(dtypes, key=_unit)
+        self.zeros = torch.zeros(len(groups), n, dtype=min(dtypes, key=_unit), device=device)
 
     def rounding(self) -> tuple[float, float]:
         """The unit of the narrowest dtype, and its least number."""
@@ -97,6 +97,19 @@ class _Listed:
         index = torch.tensor([self.group[k] for k in known], device=rows.device)
         return self.zeros.index_add(0, index, rows)
 
+    def gap(self, part: Norms, *, sure: bool) -> Tensor | None:
+        """What an exact value would take out of doubt, and a share of what its rows are off by."""
+        slip = part.slip() if sure and part.rows and part.exact is not None else None
+        if slip is None or part.exact is None:
+            return None if part.exact is None else part.doubt
+        off = slip.sqrt()
+        found = (2 * part.value.sqrt() + off).mul_(off).mul_(_DOUBT[self.narrow] / _OFF)
+        return found if part.doubt is None else found.add_(part.doubt)
+
+
+def _unit(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps
+
 
 def _settled(listed: _Listed, *, sure: bool) -> tuple[_Listed, Tensor]:
     """Norms and their sums; where so much is in doubt that it matters, they are computed again.
@@ -104,25 +117,21 @@ def _settled(listed: _Listed, *, sure: bool) -> tuple[_Listed, Tensor]:
     ``sure``: what rows are off by counts, too. All doubts are read back at once.
     """
     parts = listed.parts
+    if sure:
+        parts[:] = [part.kept() for part in parts]
     value = listed.add([p.value for p in parts])
-    least = _DOUBT[listed.narrow]
-    gaps: list[Tensor | None] = [
-        None if p.exact is None
-        else p.gap(least / _OFF) if sure
-        else p.doubt
-        for p in parts
-    ]  # fmt: skip
+    gaps = [listed.gap(p, sure=sure) for p in parts]
     count = sum(gap is not None for gap in gaps)
     if not count:
         return listed, value
-    limit = (value * least).clamp_(min=_NOTHING * listed.rounding()[1])
-    doubtful = ~(listed.add(gaps) <= limit) & torch.isfinite(value)
+    limit = (value * _DOUBT[listed.narrow]).clamp_(min=_NOTHING * listed.rounding()[1])
+    doubtful = listed.add(gaps) > limit
     if not any(doubtful.any(1).tolist()):
         return listed, value
     for k, (part, gap) in enumerate(zip(parts, gaps, strict=True)):
         if gap is not None:
             at, share = listed.group[k], limit[listed.group[k]] / (2 * count)
-            which = (doubtful[at] & ~(gap.to(share) <= share)).nonzero().flatten()
+            which = (doubtful[at] & (gap.to(share) > share)).nonzero().flatten()
             if which.numel():
                 parts[k] = part.recomputed(which.to(gap.device))
     return listed, listed.add([p.value for p in parts])

@@ -19,7 +19,7 @@ from .position_products import (
     sq_norms_from_rows,
     widen,
 )
-from .rounding import Norms, run_of, slip_of, units
+from .rounding import Norms, run_of, slip_of, slip_of_products, units
 from .sketch import Sketch
 
 
@@ -151,11 +151,14 @@ class Outer(Form):
         if self.t == 1:
             return self._norms_of_one_position(a, b)
         if self.plan().way == "gram":
-            value, doubt, energy, vanished = sq_norms_from_products(*self.given)
-            slip = slip_of(energy, self.t, run_of(self.t, a, b), vanished)
-            return Norms(value, doubt, slip, units(a * b), exact=self._exactly)
+            value, doubt, diagonals = sq_norms_from_products(*self.given)
+            run, most = run_of(self.t, a, b), max(a, b)
+            return Norms(
+                value, doubt, lambda: slip_of_products(diagonals, doubt, run, most), units(a * b),
+                exact=self._exactly,
+            )  # fmt: skip
         value = sq_norms_from_rows(*self.given)
-        return Norms(value, None, self.slip(), units(a * b), rows=True, exact=self._exactly)
+        return Norms(value, None, self.slip, units(a * b), rows=True, exact=self._exactly)
 
     def _norms_of_one_position(self, a: int, b: int) -> Norms:
         """‖l‖²‖r‖²: nothing can cancel, but a square that vanished may meet a huge one."""

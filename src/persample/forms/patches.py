@@ -12,7 +12,7 @@ from .cost import Plan, scratch, spans
 from .form import Form, real, row_sq_norms, wide
 from .geometry import Geometry, unfold
 from .outer import Outer
-from .rounding import Norms, error_units, lengths, slip_of, units
+from .rounding import Norms, error_units, lengths, slip_of_products, units
 from .sketch import Sketch
 
 _COLUMNS = 8 << 20  # bytes of patches that are written out at once
@@ -156,10 +156,12 @@ class Patches(Form):
         if self.plan().way != "gram":
             found = self.norms_of_rows(16 << 20)
             return found if self.dtype.is_complex else found._replace(exact=self._exactly)
-        value, doubt, energy, vanished = by_positions(self.x, self.grad, self.shape, self.geometry)
+        value, doubt, diagonals = by_positions(self.x, self.grad, self.shape, self.geometry)
         t = self.grad.shape[2:].numel()
-        slip = slip_of(energy, t, t, vanished)
-        return Norms(value, doubt, slip, units(self.size), exact=self._exactly)
+        return Norms(
+            value, doubt, lambda: slip_of_products(diagonals, doubt, t, self.size),
+            units(self.size), exact=self._exactly,
+        )  # fmt: skip
 
     def _sizes(self) -> Tensor:
         """‖x‖‖g‖√taps of all groups, which no gradient exceeds however its positions cancel."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import torch
@@ -11,9 +12,15 @@ from .cost import scratch, spans
 from .fast.product_cache import products, rows_by_rows
 from .form import real, row_sq_norms, wide
 from .kernels import outer_products
-from .rounding import fine_dtype, hidden_in_products, lengths, multiply_products, per_sample
-
-Products = tuple[Tensor, Tensor, Tensor, Tensor]
+from .rounding import (
+    Products,
+    fine_dtype,
+    hidden_in_products,
+    join_samples,
+    lengths,
+    multiply_products,
+    per_sample,
+)
 
 
 def widen(left: Tensor, right: Tensor, first: int, last: int) -> tuple[Tensor, Tensor]:
@@ -63,12 +70,7 @@ def sq_norms_from_products(left: Tensor, right: Tensor) -> Products:
         some, other = widen(left, right, first, last)
         one, two = products(left, some, first, last), products(right, other, first, last)
         found.append(multiply_products(one, two, *sides))
-    if len(found) == 1:
-        return found[0]
-    if not found:
-        return (right.new_zeros(0, dtype=real(right.dtype)),) * 4
-    value, doubt, energy, vanished = (torch.cat(each) for each in zip(*found, strict=True))
-    return value, doubt, energy, vanished
+    return join_samples(found) if found else _by_blocks(left, right)
 
 
 def _by_blocks(left: Tensor, right: Tensor) -> Products:
@@ -76,25 +78,25 @@ def _by_blocks(left: Tensor, right: Tensor) -> Products:
     if left.dim() == 3:
         left, right = left.unsqueeze(1), right.unsqueeze(1)
     n, k, t, a = left.shape
-    b = right.shape[-1]
+    b, dtype = right.shape[-1], real(right.dtype)
     found = right.new_zeros(n, dtype=fine_dtype(right.device))
-    energy = right.new_zeros(n, dtype=real(right.dtype))
-    traces, sizes = (energy.new_zeros(2, n, k) for _ in range(2))
+    diagonals, sizes = right.new_zeros(2, n, k, t, dtype=dtype), found.new_zeros(2, n, k)
     side = max(1, math.isqrt(scratch() // (2 * k * wide(left.dtype).itemsize)))
     for i in range(n):
-        one, two = (f[0] for f in widen(left, right, i, i + 1))
-        for row in range(0, t, side):
-            mine, other = one[:, row : row + side], two[:, row : row + side]
-            norms = [torch.linalg.vector_norm(f, dim=2) for f in (mine, other)]
-            energy[i] += (norms[0] * norms[1]).square_().sum()
-            traces[:, i] += torch.stack([each.square().sum(1) for each in norms])
-            for column in range(row, t, side):
-                part, times = slice(column, column + side), 1 if row == column else 2
-                both = [rows_by_rows(m, f[:, part]) for m, f in ((mine, one), (other, two))]
-                sizes[:, i] += times * torch.stack([m.square().sum((1, 2)) for m in both])
-                found[i] += both[0].mul_(both[1]).sum() * times
-    doubt, vanished = hidden_in_products(traces, sizes.sqrt_(), a, b, t)
-    return found.clamp_(min=0).to(energy.dtype), doubt, energy.add_(doubt), vanished
+        factors = [f[0] for f in widen(left, right, i, i + 1)]
+        for row, column in itertools.product(range(0, t, side), repeat=2):
+            if row > column:
+                continue
+            mine, other = slice(row, row + side), slice(column, column + side)
+            both = [rows_by_rows(f[:, mine], f[:, other]) for f in factors]
+            times = 2
+            if row == column:
+                diagonals[:, i, :, mine] = torch.stack(both).diagonal(dim1=-2, dim2=-1)
+                times = 1
+            sizes[:, i] += times * torch.stack([m.square().sum((1, 2)) for m in both])
+            found[i] += both[0].mul_(both[1]).sum() * times
+    doubt = hidden_in_products(diagonals.sum(-1), sizes.sqrt_().to(dtype), a, b, t)
+    return found.clamp_(min=0).to(dtype), doubt, diagonals
 
 
 def inner_products(one: tuple[Tensor, Tensor], two: tuple[Tensor, Tensor]) -> Tensor:

@@ -12,7 +12,10 @@ from torch import Tensor
 RUN = 4096  # squares that are added up in one go
 _BLOCK = 256  # terms that a matrix product adds up one after the other
 THIN = 16  # a result that is narrower is added up without blocks
-_SHORT = 9 / 8  # (x + y)² is at most this times x², and nine times y²
+
+
+def no_slip() -> None:
+    """A sum of one sample is what its norm was computed from."""
 
 
 class Norms(NamedTuple):
@@ -26,24 +29,26 @@ class Norms(NamedTuple):
 
     value: Tensor
     doubt: Tensor | None = None
-    slip: Tensor | None = None
+    slip: Callable[[], Tensor | None] = no_slip
     units: float = 16 + RUN / 8
     rows: bool = False
     exact: Callable[[Tensor], Tensor] | None = None
+
+    def kept(self) -> Norms:
+        """The same with a slip that is computed, once."""
+        slip = self.slip()
+        return self._replace(slip=lambda: slip)
 
     def surely(self) -> Tensor:
         """What the exact ones do not exceed."""
         found = self.value * (1 + (self.units + 4) * torch.finfo(self.value.dtype).eps)
         if self.doubt is not None:
             found += self.doubt
-        if self.rows and self.slip is not None:
-            found = (found.sqrt_() + self.slip.sqrt()).square_()
-        return found
+        return _add_lengths(found, self.slip()) if self.rows else found
 
     def bounds(self) -> Tensor:
         """What the squared length of a certain sum of one sample does not exceed."""
-        found = self.surely()
-        return found if self.slip is None else (found.sqrt_() + self.slip.sqrt()).square_()
+        return _add_lengths(self.surely(), self.slip())
 
     def again(self, which: Tensor) -> Tensor:
         """The exact values of a few samples, or what they do not exceed."""
@@ -51,24 +56,20 @@ class Norms(NamedTuple):
             return self.exact(which)
         return self.surely()[which].to(fine_dtype(which.device))
 
-    def gap(self, share: float) -> Tensor | None:
-        """What is in doubt, and a share of what the rows of the value may be off by."""
-        if not self.rows or self.slip is None:
-            return self.doubt
-        off = self.slip.sqrt()
-        found = (2 * self.value.sqrt() + off).mul_(off).mul_(share)
-        return found if self.doubt is None else found.add_(self.doubt)
-
     def recomputed(self, which: Tensor) -> Norms:
-        """The same with the exact values of some samples."""
-        exact = self.again(which)
-        value, slip = self.value.clone(), self.slip
-        doubt = torch.zeros_like(value) if self.doubt is None else self.doubt.clone()
+        """The same with the exact values of some samples, and a slip that counts once for them."""
+        exact, slip = self.again(which), self.slip()
+        value, doubt = self.value.clone(), self.doubt
+        doubt = torch.zeros_like(value) if doubt is None else doubt.clone()
         value[which], doubt[which] = exact.to(value.dtype), (1e-6 * exact).to(value.dtype)
         if self.rows and slip is not None:
-            slip = slip.clone()
-            slip[which] /= 4  # it no longer counts twice
-        return self._replace(value=value, doubt=doubt, slip=slip)
+            slip = slip.index_put((which,), slip[which] / 4)
+        return self._replace(value=value, doubt=doubt, slip=lambda: slip)
+
+
+def _add_lengths(square: Tensor, other: Tensor | None) -> Tensor:
+    """(x + y)² from x² and y²."""
+    return square if other is None else (square.sqrt() + other.sqrt()).square_()
 
 
 def units(size: int) -> float:
@@ -85,15 +86,20 @@ def fine_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def slip_of(energy: Tensor, t: int, run: int, vanished: Tensor | None = None) -> Tensor:
-    """The square of what a sum of t terms with this energy may be off by, so many in one go.
+def slip_of(energy: Tensor, t: int, run: int) -> Tensor:
+    """The square of what a sum of t terms with this energy may be off by, so many in one go."""
+    return energy * (t * (error_units(t, run) * torch.finfo(energy.dtype).eps) ** 2)
 
-    Energy of factors whose squares ``vanished`` counts as a whole.
+
+def slip_of_products(diagonals: Tensor, doubt: Tensor, run: int, length: int) -> Tensor:
+    """The same from products of positions, their diagonals (2, n, …, t) and what is hidden in them.
+
+    Energy of factors whose squares vanished counts as a whole.
     """
-    each = t * (error_units(t, run) * torch.finfo(energy.dtype).eps) ** 2
-    if vanished is None:
-        return energy * each
-    return (vanished * (4 * 9)).add_(energy, alpha=_SHORT * each)
+    t, tiny = diagonals.shape[-1], torch.finfo(doubt.dtype).tiny
+    found = slip_of(per_sample(diagonals[0] * diagonals[1]).add_(doubt), t, run)
+    vanished = per_sample(diagonals.sum(-1).sum(0)).mul_(4 * tiny * t * length)
+    return vanished.mul_(9).add_(found, alpha=9 / 8)  # (x + y)² ≤ 9/8 x² + 9 y²
 
 
 def add_slips(slips: Sequence[Tensor | None]) -> Tensor | None:
@@ -121,37 +127,40 @@ def lengths(rows: Tensor) -> Tensor:
     return found.add_(math.sqrt(rows.shape[-1] * torch.finfo(found.dtype).tiny))
 
 
-def multiply_products(
-    one: Tensor, two: Tensor, a: int, b: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Σ one ∘ two of products (n, …, t, t) of positions of lengths a and b; four numbers a sample.
+Products = tuple[Tensor, Tensor, Tensor]
 
-    The sum, what rounding can have hidden of it, its energy (the diagonal and what is hidden), and
-    what may have vanished.
+
+def multiply_products(one: Tensor, two: Tensor, a: int, b: int) -> Products:
+    """Σ one ∘ two of products (n, …, t, t) of positions of lengths a and b.
+
+    The sums, what rounding can have hidden of them, and both diagonals: (n,), (n,), (2, n, …, t).
     """
-    pair = (one, two)
-    diagonals = torch.stack([m.diagonal(dim1=-2, dim2=-1) for m in pair])
-    sizes = torch.stack([torch.linalg.vector_norm(m.flatten(-2), dim=-1) for m in pair])
-    doubt, vanished = hidden_in_products(diagonals.sum(-1), sizes, a, b, one.shape[-1])
-    energy = per_sample(diagonals[0] * diagonals[1]).add_(doubt)
-    return per_sample(one * two).clamp_(min=0), doubt, energy, vanished
+    both = torch.stack((one, two))
+    sizes = torch.linalg.vector_norm(both.flatten(-2), dim=-1)
+    diagonals = both.diagonal(dim1=-2, dim2=-1).clone()
+    doubt = hidden_in_products(diagonals.sum(-1), sizes, a, b, one.shape[-1])
+    return per_sample(one * two).clamp_(min=0), doubt, diagonals
 
 
-def hidden_in_products(
-    traces: Tensor, sizes: Tensor, a: int, b: int, t: int
-) -> tuple[Tensor, Tensor]:
-    """What rounding can hide, and what may vanish, by traces and Frobenius norms (2, n, …).
+def join_samples(found: Sequence[Products]) -> Products:
+    """The same for some samples after the others."""
+    if len(found) == 1:
+        return found[0]
+    value, doubt, diagonals = zip(*found, strict=True)
+    return torch.cat(value), torch.cat(doubt), torch.cat(diagonals, 1)
+
+
+def hidden_in_products(traces: Tensor, sizes: Tensor, a: int, b: int, t: int) -> Tensor:
+    """What rounding can hide of sums, by traces and Frobenius norms (2, n, …) of products.
 
     Rounding of ⟨lₜ, lₛ⟩ is some units of ‖lₜ‖‖lₛ‖, and not independent: positions that are alike
     are rounded alike. With ⟨rₜ, rₛ⟩ it makes at most the trace of one times the size of the other.
-    A product that vanished may be multiplied by a huge one of the other kind.
     """
     numbers = torch.finfo(traces.dtype)
     # squares of products may vanish or overflow; no size exceeds its trace
     fair = torch.minimum(sizes.add_(t * math.sqrt(numbers.tiny)), traces)
-    doubt = per_sample((traces * fair.flip(0)).sum(0))
-    lost = max(_lost(a), _lost(b)) * numbers.eps / 2
-    return doubt.mul_(lost), per_sample(traces.sum(0)).mul_(numbers.tiny * t * max(a, b))
+    found = per_sample((traces * fair.flip(0)).sum(0))
+    return found.mul_(max(_lost(a), _lost(b)) * numbers.eps / 2)
 
 
 def per_sample(numbers: Tensor) -> Tensor:

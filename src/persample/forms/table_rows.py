@@ -136,7 +136,7 @@ class Rows(Form):
     def norms(self) -> Norms:
         """Segment sums, linear in the number of rows; rows of one index may cancel."""
         value, slip = self.segment_norms()
-        return Norms(value, None, slip, units(self.shape[1]), rows=True)
+        return Norms(value, None, lambda: slip, units(self.shape[1]), rows=True)
 
     def slip(self) -> Tensor | None:
         """Some units of the sizes of rows of one index."""

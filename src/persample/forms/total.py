@@ -123,14 +123,16 @@ class Total(Composite):
         lengths = [bound.sqrt() for bound in bounds]
         sizes = add_all(lengths)
         doubt = sizes.square().mul_(64 * unit)
-        slips = [torch.zeros_like(value) if p.slip is None else p.slip.sqrt() for p in parts]
+        slips = [
+            torch.zeros_like(value) if s is None else s.sqrt() for s in (p.slip() for p in parts)
+        ]
         if pair is not None:  # what is not sure of either norm, or of their product, is not sure
             doubt += add_all([bound - p.value for bound, p in zip(bounds, parts, strict=True)])
             one, two = (s + 8 * unit * size for s, size in zip(slips, lengths, strict=True))
             doubt += one * two / (128 * unit)
         slip = (2 * add_all(slips) + 8 * unit * sizes).square_()
         exact = None if pair is None else self._exactly
-        return Norms(value, doubt, slip, units(self.size), exact=exact)
+        return Norms(value, doubt, lambda: slip, units(self.size), exact=exact)
 
     def _add_cross(self, parts: list[Norms], rows: Rows, outer: Outer) -> Tensor:
         return add_all([p.value for p in parts]).add(rows.cross(outer), alpha=2).clamp_(min=0)

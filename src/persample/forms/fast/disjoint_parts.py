@@ -78,13 +78,11 @@ class Pieces(Composite):
     def norms(self) -> Norms:
         """Those of the pieces, added: they share no element."""
         each = [p.norms() for p in self.parts]
-        value = add_all([found.value for found in each])
         doubts = [found.doubt for found in each if found.doubt is not None]
-        slips = [found.slip for found in each if found.slip is not None]
         return Norms(
-            value,
+            add_all([found.value for found in each]),
             add_all(doubts) if doubts else None,
-            add_all(slips) if slips else None,
+            self.slip,
             max(found.units for found in each) + len(each),
             rows=any(found.rows for found in each),
             exact=lambda which: add_all([found.again(which) for found in each]),

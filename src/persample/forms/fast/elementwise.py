@@ -5,7 +5,6 @@ The parameter's gradients are those of the weight times the same constants, elem
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable
 
 import torch
@@ -111,17 +110,21 @@ class Scaled(Mapped):
         """The inner ones times M², which may be too small a number on its own."""
         found, factor = self.form.norms(), self.factor.abs()
         tiny = 4 * self.size * torch.finfo(real(self.dtype)).tiny
-        value, doubt, slip = (
-            None if squares is None else (squares.sqrt() * factor).square_()
-            for squares in (found.value, found.doubt, found.slip)
-        )
-        assert value is not None
-        vanished = torch.full_like(value, math.sqrt(tiny)).mul_(factor).square_()
-        exact = found.exact
-        return found._replace(
-            value=value, doubt=doubt, slip=add_slips([slip, vanished]), units=found.units + 8,
-            exact=exact and (lambda which: exact(which) * factor.double().square()),
-        )  # fmt: skip
+
+        def times(squares: Tensor) -> Tensor:
+            return (squares.sqrt() * factor).square_()
+
+        def slip() -> Tensor | None:
+            inner, vanished = found.slip(), times(torch.full_like(found.value, tiny))
+            return add_slips([None if inner is None else times(inner), vanished])
+
+        def exactly(which: Tensor) -> Tensor:
+            return found.again(which) * factor.double().square()
+
+        doubt = None if found.doubt is None else times(found.doubt)
+        exact = None if found.exact is None else exactly
+        value, units = times(found.value), found.units + 8
+        return found._replace(value=value, doubt=doubt, slip=slip, units=units, exact=exact)
 
     def _exactly(self, which: Tensor) -> Tensor:
         """‖gᵢ‖² of a few samples from factors in double precision."""

@@ -121,8 +121,9 @@ class Picked(Mapped):
         if self.distinct:
             return self.form.norms()
         value, slip = self._each(lambda rows: torch.stack(rows.segment_norms(), 1)).unbind(1)
-        both = add_slips([slip, self._more()])
-        return Norms(value, None, both, units(self.shape[1]), rows=True)
+        return Norms(
+            value, None, lambda: add_slips([slip, self._more()]), units(self.shape[1]), rows=True
+        )
 
     def _more(self) -> Tensor | None:
         """What rounding of picked rows may come to where several are added up."""
@@ -132,7 +133,7 @@ class Picked(Mapped):
 
     def slip(self) -> Tensor | None:
         """That of the picked rows, or of their segment sums."""
-        return self.form.slip() if self.distinct else self.norms().slip
+        return self.form.slip() if self.distinct else self.norms().slip()
 
     # ------------------------------------------------------------------ sums and products
 

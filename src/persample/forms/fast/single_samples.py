@@ -81,14 +81,15 @@ class SingleSamples(Composite):
     def norms(self) -> Norms:
         """Each part's, looked at once."""
         each = {i: part.norms() for i, part in self.parts.items()}
-        value, doubt, slip = self._place(
-            {i: [found.value, found.doubt, found.slip] for i, found in each.items()}, 3
-        )
+        value, doubt = self._place({i: [e.value, e.doubt] for i, e in each.items()}, 2)
 
         def exactly(which: Tensor) -> Tensor:
             only, none = which.new_zeros(1), torch.zeros(1, dtype=torch.float64, device=self.device)
             found = [each.get(i) for i in which.tolist()]
             return torch.cat([none if norms is None else norms.again(only) for norms in found])
+
+        def slip() -> Tensor:
+            return self._place({i: [e.slip()] for i, e in each.items()}, 1)[0]
 
         rows = any(found.rows for found in each.values())
         return Norms(value, doubt, slip, rows=rows, exact=exactly)
