@@ -1,6 +1,6 @@
 """Forms: representations of n gradients that know their algebra."""
 
-from .cost import BUDGET, JOINED, LEAN, WALK, Plan, scratch, spans, within
+from .cost import BUDGET, JOINED, LEAN, LIMIT, WALK, Plan, scratch, spans, within
 from .dense import Dense
 from .fast.common_pullback import pull_back_together
 from .fast.disjoint_parts import Pieces
@@ -12,6 +12,7 @@ from .fast.single_samples import SingleSamples
 from .fast.stacked import Stacked, StackedRows, stack_forms
 from .form import Form, inner, lift, real, wide
 from .geometry import Geometry
+from .gradients import Gradients, certain_sums
 from .merging import total
 from .norms import add_norms, bound_norms, norms_of, settled
 from .outer import Outer
@@ -32,11 +33,13 @@ __all__ = [
     "BUDGET",
     "JOINED",
     "LEAN",
+    "LIMIT",
     "WALK",
     "Apart",
     "Dense",
     "Form",
     "Geometry",
+    "Gradients",
     "Joint",
     "Norms",
     "Outer",
@@ -57,6 +60,7 @@ __all__ = [
     "Total",
     "add_norms",
     "bound_norms",
+    "certain_sums",
     "inner",
     "kept_rows",
     "kept_sketch",

@@ -65,12 +65,12 @@ class Outer(Form):
 
     def key(self) -> tuple[int, int, int]:
         """Blocks and lengths: forms with the same can be put side by side."""
-        return self.left.shape[1], self.left.shape[3], self.right.shape[3]
+        left, right = self.given
+        return left.shape[1:-2].numel(), left.shape[-1], right.shape[-1]
 
     def plan(self) -> Plan:
         """Position-by-position products, t²(a+b), against the matrix itself, t·a·b."""
-        n, k, t, a = self.left.shape
-        b, width = self.right.shape[3], wide(self.dtype).itemsize
+        n, t, (k, a, b), width = self.n, self.t, self.key(), wide(self.dtype).itemsize
         if self.dtype.is_complex:
             return super().plan()
         if t == 1:

@@ -6,7 +6,7 @@ size. A question to each on its own costs more in calls than in arithmetic.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,8 +35,10 @@ class StackedRows(Stacked, Dense):
     __slots__ = ("shapes",)
 
     def __init__(self, forms: Mapping[str, Dense]) -> None:
-        flat = [f.values.reshape(f.n, f.size) for f in forms.values()]
-        super().__init__(torch.cat(flat, 1))
+        each = [form.values for form in forms.values()]
+        super().__init__(
+            torch.cat([v if v.dim() == 2 else v.reshape(v.shape[0], -1) for v in each], 1)
+        )
         self.shapes = {name: form.shape for name, form in forms.items()}
 
     def without(self, bad: Tensor) -> StackedRows:
@@ -49,10 +51,7 @@ class StackedRows(Stacked, Dense):
     def split(self, total: Tensor) -> dict[str, Tensor]:
         """A sum over samples as every tensor's own sum."""
         parts = total.split([shape.numel() for shape in self.shapes.values()])
-        return {
-            name: part.view(shape)
-            for part, (name, shape) in zip(parts, self.shapes.items(), strict=True)
-        }
+        return _shaped(parts, self.shapes)
 
 
 class StackedProducts(Stacked, Outer):
@@ -76,8 +75,12 @@ class StackedProducts(Stacked, Outer):
 
     def split(self, total: Tensor) -> dict[str, Tensor]:
         """A sum over samples as every tensor's own sum."""
-        parts = zip(total.unbind(), self.shapes.items(), strict=True)
-        return {name: part.view(shape) for part, (name, shape) in parts}
+        return _shaped(total.unbind(), self.shapes)
+
+
+def _shaped(parts: Sequence[Tensor], shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
+    named = zip(parts, shapes.items(), strict=True)
+    return {name: x if x.shape == shape else x.view(shape) for x, (name, shape) in named}
 
 
 def stack_forms(forms: Mapping[str, Form]) -> dict[str, Form]:
