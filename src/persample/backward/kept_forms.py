@@ -33,8 +33,11 @@ class KeptForms:
         missing = {name for name in names if name not in known}
         parts: dict[str, list[Form]] = {}
         for contribution in consumer.contributions if missing else ():
-            for name, form in self._collector.attached(contribution, missing):
-                parts.setdefault(name, []).append(form)
+            name = contribution.operand.name  # most are used as they are
+            one = None if name is None else [(name, contribution.form)]
+            for name, form in one or self._collector.attached(contribution, missing):
+                if name in missing:
+                    parts.setdefault(name, []).append(form)
         return parts
 
     def get(self, names: Iterable[str]) -> dict[str, Form]:

@@ -112,39 +112,45 @@ class Total(Composite):
         return add_all([_between(f, g) for f in self.forms for g in others])
 
     def norms(self) -> Norms:
-        """An embedding tied to an output head has a cheap cross term; others are written out.
+        """An embedding tied to an output head has a cheap cross term; others are written out."""
+        pair = self.tied()
+        return (
+            self.norms_of_rows()._replace(rows=False) if pair is None else self._tied_norms(*pair)
+        )
 
-        The triangle inequality guards rounding: the sum is rounded part by part, and so are the
-        rows that the norm was computed from.
-        """
-        parts, pair = [f.norms() for f in self.forms], self.tied()
-        value = super().norms().value if pair is None else self._add_cross(parts, *pair)
-        unit, bounds = torch.finfo(value.dtype).eps, [p.bounds() for p in parts]
-        lengths = [bound.sqrt() for bound in bounds]
-        sizes = add_all(lengths)
-        doubt = sizes.square().mul_(64 * unit)
-        slips = [
-            torch.zeros_like(value) if s is None else s.sqrt() for s in (p.slip() for p in parts)
-        ]
-        if pair is not None:  # what is not sure of either norm, or of their product, is not sure
-            doubt += add_all([bound - p.value for bound, p in zip(bounds, parts, strict=True)])
-            one, two = (s + 8 * unit * size for s, size in zip(slips, lengths, strict=True))
-            doubt += one * two / (128 * unit)
-        slip = (2 * add_all(slips) + 8 * unit * sizes).square_()
-        exact = None if pair is None else self._exactly
-        return Norms(value, doubt, lambda: slip, units(self.size), exact=exact)
+    def slip(self) -> Tensor | None:
+        """Sums are rounded part by part, and so are the rows that norms were computed from."""
+        return self._slip([f.norms().kept() for f in self.forms])
 
-    def _add_cross(self, parts: list[Norms], rows: Rows, outer: Outer) -> Tensor:
-        return add_all([p.value for p in parts]).add(rows.cross(outer), alpha=2).clamp_(min=0)
+    def _slip(self, parts: list[Norms]) -> Tensor:
+        """Twice that of all parts, and what is lost where they are added up."""
+        lengths = add_all([p.bounds().sqrt_() for p in parts])
+        lengths *= (8 + 4 * len(parts)) * torch.finfo(lengths.dtype).eps
+        off = add_slips([p.slip() for p in parts])
+        return lengths.square_() if off is None else (2 * off.sqrt_()).add_(lengths).square_()
+
+    def _tied_norms(self, rows: Rows, outer: Outer) -> Norms:
+        """What is not sure of either norm, or of their product, is not sure."""
+        parts = [rows.norms().kept(), outer.norms().kept()]
+        value = torch.add(parts[0].value, parts[1].value).add_(rows.cross(outer), alpha=2)
+        bounds, unit = [p.bounds() for p in parts], torch.finfo(value.dtype).eps
+        lengths, slips = [b.sqrt() for b in bounds], [p.slip() for p in parts]
+        doubt = add_all(lengths).square_().mul_(64 * unit)
+        doubt += add_all([b - p.value for b, p in zip(bounds, parts, strict=True)])
+        offs = [8 * unit * size for size in lengths]
+        for off, slip in zip(offs, slips, strict=True):
+            if slip is not None:
+                off += slip.sqrt()
+        doubt += offs[0].mul_(offs[1]).div_(128 * unit)
+        return Norms(
+            value.clamp_(min=0), doubt, lambda: self._slip(parts), units(self.size),
+            exact=self._exactly,
+        )  # fmt: skip
 
     def _exactly(self, which: Tensor) -> Tensor:
         """‖gᵢ‖² of a few samples: from their rows, which cancel before they are squared."""
         rows = [flat_rows(self.wide_dense(i, i + 1)).double() for i in which.tolist()]
         return torch.cat([r.square().sum(1) for r in rows])
-
-    def slip(self) -> Tensor | None:
-        """That of all parts."""
-        return add_slips([f.slip() for f in self.forms])
 
     def tied(self) -> tuple[Rows, Outer] | None:
         """An embedding and an output head of the same table, if that is all there is."""
