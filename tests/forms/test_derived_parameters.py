@@ -11,10 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import persample
-from persample.forms import Dense, Outer, Part, Picked, Pullback, bound_norms, total, within
+from persample.forms import Dense, Outer, Part, Picked, Pullback, total, within
 from persample.testing import oracle, relative_error
 
 from ..models import Fn, par
+from .lengths import sq_bounds
 
 OPTIONS: list[dict[str, Any]] = [{}, {"lean": True}, {"budget": 1}]
 Case = tuple[nn.Module, Tensor]
@@ -165,13 +166,12 @@ def test_balanced_factors_leave_nothing_in_doubt() -> None:
     form = total([one, Part(two, torch.Size((30, 20)), (1, 20), 0)])
     assert type(form) is Outer
     exact = (one.dense().double() + two.dense().double().mT).square().sum((1, 2))
-    asked: list[Tensor] = []
-    unsure = form.unsure()
-    assert unsure is not None
-    unsure = unsure._replace(exactly=lambda which: asked.append(which) or form.exactly(which))
-    ((bounds, _),) = bound_norms([unsure])
-    assert not asked
-    torch.testing.assert_close(unsure.found.double(), exact, rtol=1e-5, atol=0)
+    norms = form.norms()
+    assert norms.exact is not None
+    assert norms.doubt is not None
+    assert bool((norms.doubt < 1e-3 * norms.value).all())
+    bounds = sq_bounds(form)
+    torch.testing.assert_close(norms.value.double(), exact, rtol=1e-5, atol=0)
     assert bool((bounds.double() >= exact).all())
     assert bool((bounds.double() <= 1.01 * exact).all())
 

@@ -16,6 +16,8 @@ import persample
 from persample.forms import Dense, Form, Outer, Part, Picked, Pieces, Rows, total
 from persample.testing import oracle, relative_error
 
+from .lengths import sq_bounds, sq_norms
+
 TABLE = 4000
 
 
@@ -135,8 +137,8 @@ def pieces(count: int, *, dtype: torch.dtype = torch.float64) -> Pieces:
 
 
 SUMS: dict[str, Callable[[Form], Any]] = {
-    "norms": lambda form: form.sq_norms(),
-    "bounds": lambda form: form.measured(),
+    "norms": sq_norms,
+    "bounds": sq_bounds,
     "sum": lambda form: form.weighted_sum(torch.arange(3.0)),
     "certain sum": lambda form: form.certain_sum(torch.arange(3.0)),
     "moments": lambda form: form.moments(),
@@ -145,7 +147,7 @@ SUMS: dict[str, Callable[[Form], Any]] = {
     "dot": lambda form: form.dot(torch.ones(form.shape, dtype=form.dtype)),
     "rows": lambda form: form.dense(1, 3),
     "without": lambda form: form.without(torch.tensor([True, False, False])).dense(),
-    "narrowed": lambda form: form.narrowed(1, 3).sq_norms(),
+    "narrowed": lambda form: sq_norms(form.narrowed(1, 3)),
 }
 
 
@@ -172,7 +174,7 @@ def test_pieces_of_two_uses_meet_where_they_overlap() -> None:
     want = 2 * one.dense()
     want[:, 0] += one.dense()[:, 0]
     torch.testing.assert_close(both.dense(), want)
-    torch.testing.assert_close(both.sq_norms(), want.flatten(1).square().sum(1))
+    torch.testing.assert_close(sq_norms(both), want.flatten(1).square().sum(1))
 
 
 @pytest.mark.parametrize(
@@ -194,7 +196,7 @@ def test_pieces_that_share_no_element_are_recognised(places: list[Any], apart: b
     assert isinstance(form, Pieces) == apart
     rows = parts[0].dense() + parts[1].dense()
     torch.testing.assert_close(form.dense(), rows)
-    torch.testing.assert_close(form.sq_norms(), rows.flatten(1).square().sum(1))
+    torch.testing.assert_close(sq_norms(form), rows.flatten(1).square().sum(1))
     torch.testing.assert_close(form.weighted_sum(torch.ones(2)), rows.sum(0))
 
 

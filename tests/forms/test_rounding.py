@@ -19,6 +19,7 @@ from persample.forms.segments import is_worth_picking
 
 from ..models import Fn, par
 from ..tape.test_clipping_bound import OPTIONS, bound_of, dominated, size, taped
+from .lengths import exact_sq_norms, sq_bounds, sq_norms
 
 
 def one_of(i: int, n: int) -> Callable[[Tensor, float], Tensor]:
@@ -89,7 +90,7 @@ def test_pixels_that_are_alike(
     tape = taped(model, x, g, **options)
     kept = taped(model, x, g)
     form = kept._forms.forms(["weight"])["weight"]
-    exact = form.exactly(torch.arange(2)).sqrt()
+    exact = exact_sq_norms(form, torch.arange(2)).sqrt()
     for i in range(2):
         assert size(tape.clipped_sum(1.0, rule=one_of(i, 2))) <= 1 + 1e-6
     if ratio != 1:
@@ -101,7 +102,7 @@ def test_pixels_that_are_alike(
 
 def contribution(form: Form, i: int, bad: Tensor | None = None) -> float:
     """What sample i adds to a sum, as a multiple of its bound."""
-    bound = form.measured()[1].sqrt()
+    bound = sq_bounds(form).sqrt()
     c = torch.where(torch.arange(form.n) == i, 1 / bound, 0)
     form = form if bad is None else form.without(bad)
     return float(form.certain_sum(c).double().norm())
@@ -175,4 +176,4 @@ def test_rows_of_one_index_are_added_up_in_float32(dtype: torch.dtype, lean: boo
 def test_uses_are_added_up_in_float32(dtype: torch.dtype) -> None:
     parts = [torch.full((1, 3), 256.0, dtype=dtype), *[torch.ones(1, 3, dtype=dtype)] * 64]
     form = total([Dense(part) for part in parts])
-    assert float(form.sq_norms()) == pytest.approx(3 * 320.0**2, rel=1e-6)
+    assert float(sq_norms(form)) == pytest.approx(3 * 320.0**2, rel=1e-6)

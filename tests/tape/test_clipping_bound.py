@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import persample
-from persample.forms import Geometry, Patches, within
+from persample.forms import Geometry, Norms, Patches, within
 
+from ..forms.lengths import exact_sq_norms, sq_bounds, sq_norms
 from ..models import Fn, par
 
 OPTIONS: list[dict[str, Any]] = [{}, {"lean": True}, {"budget": 1}]
@@ -144,7 +145,7 @@ def test_double_precision_cancels_too(layer: str, gap: float, options: dict[str,
         assert size(tape.clipped_sum(c, rule=normalised)) <= c * (1 + 1e-6)
         kept = taped(model, x, g)
         alone = kept._forms.forms(["weight"])["weight"]
-        exact = float(alone.exactly(torch.tensor([0])).sqrt())
+        exact = float(exact_sq_norms(alone, torch.tensor([0])).sqrt())
         assert float(tape.norms()) == pytest.approx(exact, rel=1e-5)
 
 
@@ -270,14 +271,14 @@ def test_groups_of_channels_have_sizes_of_their_own(
     """Of a depthwise convolution, nothing is in doubt unless a channel's own positions cancel."""
     form, exact = channels(groups, images, cancelling=cancelling)
     asked: list[Tensor] = []
-    exactly = Patches.exactly
+    recomputed = Norms.recomputed
 
-    def noted(form: Patches, which: Tensor) -> Tensor:
+    def noted(norms: Norms, which: Tensor) -> Norms:
         asked.append(which)
-        return exactly(form, which)
+        return recomputed(norms, which)
 
-    monkeypatch.setattr(Patches, "exactly", noted)
-    found, bound = form.measured()
+    monkeypatch.setattr(Norms, "recomputed", noted)
+    found, bound = sq_norms(form), sq_bounds(form)
     assert bool(asked) == cancelling
     torch.testing.assert_close(found.double(), exact, rtol=1e-3, atol=0)
     assert bool((bound.double() >= exact).all())
@@ -289,6 +290,6 @@ def test_groups_of_channels_have_sizes_of_their_own(
 def test_doubtful_images_are_taken_again_together(images: int) -> None:
     form, exact = channels(16, images)
     which = torch.tensor([3, 0, 2])
-    torch.testing.assert_close(form.exactly(which), exact[which])
+    torch.testing.assert_close(exact_sq_norms(form, which), exact[which])
     with within(1):
-        torch.testing.assert_close(form.exactly(which), exact[which])
+        torch.testing.assert_close(exact_sq_norms(form, which), exact[which])

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import persample
+from persample.forms import gradients
 from persample.tape import parameter_forms
 
 N, T, D, DEPTH = 6, 48, 128, 6
@@ -27,14 +28,14 @@ def recorded(**options: Any) -> persample.Tape:
 def kept(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Bytes of rows that each clipped sum kept."""
     seen: list[int] = []
-    keep = parameter_forms.kept_rows
+    keep = gradients.kept_rows
 
     def watched(*args: Any) -> Any:
         found = keep(*args)
         seen.append(sum(form.nbytes() for form in found.values()))
         return found
 
-    monkeypatch.setattr(parameter_forms, "kept_rows", watched)
+    monkeypatch.setattr(gradients, "kept_rows", watched)
     return seen
 
 

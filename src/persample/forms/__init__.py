@@ -1,6 +1,6 @@
 """Forms: representations of n gradients that know their algebra."""
 
-from .cost import BUDGET, JOINED, LEAN, WALK, Plan, scratch, spans, within
+from .cost import BUDGET, JOINED, LEAN, LIMIT, WALK, Plan, scratch, spans, within
 from .dense import Dense
 from .fast.common_pullback import pull_back_together
 from .fast.disjoint_parts import Pieces
@@ -12,14 +12,16 @@ from .fast.single_samples import SingleSamples
 from .fast.stacked import Stacked, StackedRows, stack_forms
 from .form import Form, inner, lift, real, wide
 from .geometry import Geometry
+from .gradients import Gradients, certain_sums
 from .merging import total
+from .norms import add_norms, bound_norms, norms_of, settled
 from .outer import Outer
 from .patches import Patches
 from .pixels import Pixels
 from .position_shares import shares
 from .pullback import Pullback
 from .replay import Replay
-from .rounding import Unsure, bound_norms, doubts, recompute_doubtful
+from .rounding import Norms
 from .sketch import Sketch, kept_sketch
 from .strided_part import Part
 from .table_rows import Rows
@@ -31,12 +33,15 @@ __all__ = [
     "BUDGET",
     "JOINED",
     "LEAN",
+    "LIMIT",
     "WALK",
     "Apart",
     "Dense",
     "Form",
     "Geometry",
+    "Gradients",
     "Joint",
+    "Norms",
     "Outer",
     "Part",
     "Patches",
@@ -53,18 +58,19 @@ __all__ = [
     "Stacked",
     "Together",
     "Total",
-    "Unsure",
+    "add_norms",
     "bound_norms",
-    "doubts",
+    "certain_sums",
     "inner",
     "kept_rows",
     "kept_sketch",
     "lift",
+    "norms_of",
     "pull_back_together",
     "real",
-    "recompute_doubtful",
     "scale_form",
     "scratch",
+    "settled",
     "share_products",
     "shares",
     "spans",

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from .cost import spans
 from .fast.product_cache import rows_by_rows
-from .form import real, wide
+from .form import wide
 from .geometry import Geometry, unfold
-from .rounding import hidden_in_products
+from .rounding import Products, join_samples, multiply_products
 
 
 def patch_products(
@@ -100,25 +100,17 @@ def positions_pay(x: Tensor, grad: Tensor, shape: torch.Size, geometry: Geometry
     return p * p * o + products < p * o * (c // geometry.groups) * taps
 
 
-def by_positions(
-    x: Tensor, grad: Tensor, shape: torch.Size, geometry: Geometry
-) -> tuple[Tensor, Tensor, Tensor]:
-    """‖gᵢ‖² = Σ over pairs of positions, its diagonal (the energy), and what rounding can hide."""
+def by_positions(x: Tensor, grad: Tensor, shape: torch.Size, geometry: Geometry) -> Products:
+    """‖gᵢ‖² = Σ over pairs of positions, and what :func:`multiply_products` says of it."""
     dtype, groups, n = wide(grad.dtype), geometry.groups, grad.shape[0]
-    out = grad.new_zeros(n, dtype=real(grad.dtype))
-    energy, slack = torch.zeros_like(out), torch.zeros_like(out)
     lengths = shape[0] // groups, shape[1:].numel()
     pixels = 0 if unfold_first(x, grad, shape) else x.shape[2:].numel()
-    item = 4 * groups * (pixels + grad.shape[2:].numel()) ** 2
+    item, found = 4 * groups * (pixels + grad.shape[2:].numel()) ** 2, []
     for first, last in spans(n, item, 4 << 20):
         some = grad[first:last].to(dtype).unflatten(1, (groups, -1)).flatten(3).mT
-        products = rows_by_rows(some, some)
         patches = _of_patches(x[first:last].to(dtype), grad, shape, geometry)
-        slack[first:last] = hidden_in_products(products, patches, *lengths)
-        products *= patches
-        out[first:last] = products.sum((1, 2, 3))
-        energy[first:last] = products.diagonal(dim1=2, dim2=3).sum((1, 2))
-    return out.clamp_(min=0), energy, slack
+        found.append(multiply_products(rows_by_rows(some, some), patches, *lengths))
+    return join_samples(found)
 
 
 def _of_patches(x: Tensor, grad: Tensor, shape: torch.Size, g: Geometry) -> Tensor:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 BUDGET = 64 << 20  # bytes of scratch memory that a question may take beyond its result
 LEAN = 2 << 20  # where as little memory as possible is to be held at once
 WALK = 16 << 20  # the same where less would mean to walk one graph again and again
-_LIMIT: ContextVar[int] = ContextVar("scratch memory", default=BUDGET)
+LIMIT: ContextVar[int] = ContextVar("scratch memory", default=BUDGET)
 _BYTE = 2  # multiplications that take as long as moving a byte of an intermediate result
 JOINED = 1 << 14  # elements whose copy takes less time than the calls that it saves
 PICKED = 1 << 17  # elements whose sum takes longer than picking some of them
@@ -23,17 +23,22 @@ MATCHED = 16  # elements of a table that are multiplied while one of a row is pi
 
 def scratch() -> int:
     """Bytes that the question being answered may take."""
-    return _LIMIT.get()
+    return LIMIT.get()
+
+
+def spend(used: int) -> None:
+    """Leave less of it to the rest of the question."""
+    LIMIT.set(scratch() - used)
 
 
 @contextlib.contextmanager
 def within(budget: int) -> Iterator[None]:
     """Answer questions with this much scratch memory."""
-    token = _LIMIT.set(budget)
+    token = LIMIT.set(budget)
     try:
         yield
     finally:
-        _LIMIT.reset(token)
+        LIMIT.reset(token)
 
 
 def spans(count: int, item_bytes: int, budget: int | None = None) -> Iterator[tuple[int, int]]:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from .cost import Plan
 from .form import Form, row_sq_norms, shares_memory, wide
+from .rounding import Norms, units
 from .sketch import Sketch
 
 
@@ -48,12 +49,11 @@ class Dense(Form):
         """Some of the rows."""
         return Dense(self.values[first:last])
 
-    def sq_norms(self) -> Tensor:
+    def norms(self) -> Norms:
         """Σ over the row's elements."""
-        wanted = wide(self.dtype)
-        if self.dtype.is_complex or self.dtype != wanted or not self.values.is_contiguous():
-            return super().sq_norms()
-        return row_sq_norms(self.values)
+        if self.dtype.is_complex or self.dtype != wide(self.dtype):
+            return super().norms()
+        return Norms(row_sq_norms(self.values), units=units(self.size))
 
     def project(self, sketch: Sketch) -> Tensor:
         """Of all rows at once: they are there."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .cost import Plan, scratch, spans
-from .rounding import RUN, Unsure, enlarge, fine_dtype
+from .rounding import RUN, Norms, fine_dtype, units
 from .sketch import Sketch
 
 
@@ -183,43 +183,21 @@ class Form:
         for first, last in spans(self.n, self.row_bytes(), budget):
             yield first, last, self.wide_dense(first, last)
 
-    def sq_norms(self) -> Tensor:
-        """‖gᵢ‖² for every sample: (n,)."""
+    def norms(self) -> Norms:
+        """‖gᵢ‖² for every sample, and what rounding may have done to it."""
+        return self.norms_of_rows()
+
+    def norms_of_rows(self, budget: int | None = None) -> Norms:
+        """From the rows, a few samples at a time; sums are those of the same rows, or slip."""
         out = torch.zeros(self.n, dtype=real(self.dtype), device=self.device)
-        for first, last, rows in self.rows():
+        for first, last, rows in self.rows(budget):
             out[first:last] = row_sq_norms(rows)
-        return out
+        elements = 2 * self.size if self.dtype.is_complex else self.size
+        return Norms(out, None, self.slip, units(elements), rows=True)
 
-    def estimated(self) -> tuple[Tensor, Tensor]:
-        """‖gᵢ‖², and the scale of what rounding can have hidden (the same, where nothing can)."""
-        found = self.sq_norms()
-        return found, found
-
-    def exactly(self, which: Tensor) -> Tensor:
-        """‖gᵢ‖² of a few samples: from their rows, which cancel before they are squared."""
-        rows = [flat_rows(self.wide_dense(i, i + 1)).double() for i in which.tolist()]
-        return torch.cat([r.square().sum(1) for r in rows])
-
-    def enlarged(self, found: Tensor) -> Tensor:
-        """Bounds of squared norms of the rows that sums are computed from."""
-        return enlarge(found, 2 * self.size if self.dtype.is_complex else self.size)
-
-    def rounding(self) -> Tensor:
-        """How far :meth:`certain_sum` of one sample may be from what its norm was computed from."""
-        return torch.zeros(self.n, dtype=real(self.dtype), device=self.device)
-
-    def measured(self) -> tuple[Tensor, Tensor]:
-        """Squared norms, and numbers that they certainly do not exceed, tight up to rounding."""
-        return self.certified()[:2]
-
-    def unsure(self) -> Unsure | None:
-        """Norms and what their bounds follow from, where many are looked at together."""
+    def slip(self) -> Tensor | None:
+        """The square of what :meth:`certain_sum` of one sample may be off by: None for nothing."""
         return None
-
-    def certified(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Squared norms, their bounds, and :meth:`rounding`, from the same products."""
-        found = self.sq_norms()
-        return found, self.enlarged(found), self.rounding()
 
     def weighted_sum(self, c: Tensor) -> Tensor:
         """Σᵢ cᵢ gᵢ: (*shape)."""

@@ -3,47 +3,135 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
+from .fast.disjoint_parts import Pieces
 from .fast.product_cache import share_products
 from .form import Form
 from .outer import Outer
-from .rounding import Unsure, bound_norms, doubts, recompute_doubtful
+from .rounding import Norms
+
+_DOUBT = {torch.float32: 2e-3, torch.float64: 1e-9}  # of a square; more is computed again
+_OFF = 2e-2  # the same of rows that are rounded: they take longer
+_NOTHING = 1e10  # squares of so many times the least number are none
 
 
-def sq_norms(forms: Mapping[str, Form]) -> dict[str, Tensor]:
-    """‖gᵢ‖² of every form; all doubts are read back at once."""
-    with _shared_products(forms):
-        found = {name: form.estimated() for name, form in forms.items()}
-    unsure = [name for name, (norms, scale) in found.items() if scale is not norms]
-    if unsure:
-        for name, doubt in zip(unsure, doubts([found[n] for n in unsure]), strict=True):
-            if doubt:
-                recompute_doubtful(*found[name], forms[name].exactly)
-    return {name: norms for name, (norms, _) in found.items()}
+def norms_of(forms: Iterable[Form]) -> list[list[Norms]]:
+    """Of every form, and of its pieces on their own."""
+    listed = list(forms)
+    with _shared_products(listed):
+        return [[part.norms() for part in _pieces(form)] for form in listed]
 
 
-def sq_bounds(forms: Mapping[str, Form]) -> dict[str, Tensor]:
-    """Certified bounds of ‖gᵢ‖²; products of positions of all forms are looked at together."""
-    found: dict[str, Tensor] = {}
-    unsure: dict[tuple[torch.dtype, torch.device], dict[str, Unsure]] = {}
-    with _shared_products(forms):
-        for name, form in forms.items():
-            norms = form.unsure()
-            if norms is None:
-                found[name] = form.measured()[1]
-            else:
-                unsure.setdefault((norms.found.dtype, norms.found.device), {})[name] = norms
-        for group in unsure.values():
-            for name, (bounds, _) in zip(group, bound_norms(list(group.values())), strict=True):
-                found[name] = bounds
-    return found
+def _pieces(form: Form) -> Sequence[Form]:
+    return form.parts if isinstance(form, Pieces) else [form]
 
 
-def _shared_products(forms: Mapping[str, Form]) -> contextlib.AbstractContextManager[None]:
+def _shared_products(forms: Sequence[Form]) -> contextlib.AbstractContextManager[None]:
     """Keep products of positions that several parameters have in common."""
-    outer = [f for f in forms.values() if isinstance(f, Outer) and f.t > 1]
+    outer = [f for f in forms if isinstance(f, Outer) and f.t > 1]
     return share_products(factor for form in outer for factor in form.given)
+
+
+Groups = Sequence[Sequence[Norms]]
+
+
+def add_norms(groups: Groups, n: int, device: torch.device) -> Tensor:
+    """‖gᵢ‖² over the norms of each group, of gradients side by side: (groups, n)."""
+    return _settled(_Listed(groups, n, device), sure=False)[1]
+
+
+def bound_norms(groups: Groups, n: int, device: torch.device, elements: int) -> Tensor:
+    """What ‖gᵢ‖² of each group, of so many elements at most, certainly does not exceed.
+
+    Small numbers may be swallowed by a large one, and squares may be too small for their dtype.
+    """
+    listed, value = _settled(_Listed(groups, n, device), sure=True)
+    parts, (eps, tiny) = listed.parts, listed.rounding()
+    value += listed.add([p.value for p in parts], [p.units * eps for p in parts])
+    value += listed.add([p.doubt for p in parts])
+    more = (len(parts) + 8) * eps
+    value = value.mul_(1 + more).add_(elements * tiny)
+    slips = [p.slip() for p in parts]
+    if any(slip is not None for slip in slips):
+        slip = listed.add(slips, [4 if p.rows else 1 for p in parts])
+        off = slip.add_(len(parts) * tiny).sqrt_()
+        value = value.sqrt_().add_(off, alpha=1 + more).square_()
+    return value
+
+
+def settled(form: Form) -> list[Norms]:
+    """The norms of one form and its pieces, nothing of which will be computed again."""
+    listed, _ = _settled(_Listed(norms_of([form]), form.n, form.device), sure=True)
+    return [part._replace(exact=None) for part in listed.parts]
+
+
+class _Listed:
+    """Norms in a row, each with the number of its group."""
+
+    def __init__(self, groups: Groups, n: int, device: torch.device) -> None:
+        self.parts = [part for group in groups for part in group]
+        self.group = [k for k, group in enumerate(groups) for _ in group]
+        dtypes = {part.value.dtype for part in self.parts} or {torch.float32}
+        self.narrow = max(dtypes, key=_unit)
+        self.zeros = torch.zeros(len(groups), n, dtype=min(dtypes, key=_unit), device=device)
+
+    def rounding(self) -> tuple[float, float]:
+        """The unit of the narrowest dtype, and its least number."""
+        numbers = torch.finfo(self.narrow)
+        return numbers.eps, numbers.tiny
+
+    def add(self, each: Sequence[Tensor | None], times: Sequence[float] | None = None) -> Tensor:
+        """The sums over groups of a number for every part, or none: (groups, n)."""
+        known = [k for k, numbers in enumerate(each) if numbers is not None]
+        if not known:
+            return self.zeros.clone()
+        rows = torch.stack([x.to(self.zeros) for x in each if x is not None])
+        if times is not None:
+            rows *= rows.new_tensor([times[k] for k in known]).unsqueeze(1)
+        if len(self.zeros) == 1:
+            return rows.sum(0, keepdim=True)
+        index = torch.tensor([self.group[k] for k in known], device=rows.device)
+        return self.zeros.index_add(0, index, rows)
+
+    def gap(self, part: Norms, *, sure: bool) -> Tensor | None:
+        """What an exact value would take out of doubt, and a share of what its rows are off by."""
+        slip = part.slip() if sure and part.rows and part.exact is not None else None
+        if slip is None or part.exact is None:
+            return None if part.exact is None else part.doubt
+        off = slip.sqrt()
+        found = (2 * part.value.sqrt() + off).mul_(off).mul_(_DOUBT[self.narrow] / _OFF)
+        return found if part.doubt is None else found.add_(part.doubt)
+
+
+def _unit(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps
+
+
+def _settled(listed: _Listed, *, sure: bool) -> tuple[_Listed, Tensor]:
+    """Norms and their sums; where so much is in doubt that it matters, they are computed again.
+
+    ``sure``: what rows are off by counts, too. All doubts are read back at once.
+    """
+    parts = listed.parts
+    if sure:
+        parts[:] = [part.kept() for part in parts]
+    value = listed.add([p.value for p in parts])
+    gaps = [listed.gap(p, sure=sure) for p in parts]
+    count = sum(gap is not None for gap in gaps)
+    if not count:
+        return listed, value
+    limit = (value * _DOUBT[listed.narrow]).clamp_(min=_NOTHING * listed.rounding()[1])
+    doubtful = listed.add(gaps) > limit
+    if not any(doubtful.any(1).tolist()):
+        return listed, value
+    for k, (part, gap) in enumerate(zip(parts, gaps, strict=True)):
+        if gap is not None:
+            at, share = listed.group[k], limit[listed.group[k]] / (2 * count)
+            which = (doubtful[at] & (gap.to(share) > share)).nonzero().flatten()
+            if which.numel():
+                parts[k] = part.recomputed(which.to(gap.device))
+    return listed, listed.add([p.value for p in parts])

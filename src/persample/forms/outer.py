@@ -19,7 +19,7 @@ from .position_products import (
     sq_norms_from_rows,
     widen,
 )
-from .rounding import Unsure, bound_norms, recompute_doubtful, rounding_error, run_of
+from .rounding import Norms, run_of, slip_of, slip_of_products, units
 from .sketch import Sketch
 
 
@@ -65,12 +65,12 @@ class Outer(Form):
 
     def key(self) -> tuple[int, int, int]:
         """Blocks and lengths: forms with the same can be put side by side."""
-        return self.left.shape[1], self.left.shape[3], self.right.shape[3]
+        left, right = self.given
+        return left.shape[1:-2].numel(), left.shape[-1], right.shape[-1]
 
     def plan(self) -> Plan:
         """Position-by-position products, t²(a+b), against the matrix itself, t·a·b."""
-        n, k, t, a = self.left.shape
-        b, width = self.right.shape[3], wide(self.dtype).itemsize
+        n, t, (k, a, b), width = self.n, self.t, self.key(), wide(self.dtype).itemsize
         if self.dtype.is_complex:
             return super().plan()
         if t == 1:
@@ -143,78 +143,44 @@ class Outer(Form):
     def _wide(self, first: int, last: int) -> tuple[Tensor, Tensor]:
         return widen(self.left, self.right, first, last)
 
-    def sq_norms(self) -> Tensor:
+    def norms(self) -> Norms:
         """By whichever of three ways is cheapest for these sizes."""
         if self.dtype.is_complex:
-            return super().sq_norms()
-        found, scale = self.estimated()
-        return found if scale is found else recompute_doubtful(found, scale, self.exactly)
-
-    def estimated(self) -> tuple[Tensor, Tensor]:
-        """Products of positions may cancel."""
-        if self.dtype.is_complex:
-            return super().estimated()
-        if self.t > 1 and self.plan().way == "gram":
-            found, _, scale = sq_norms_from_products(*self.given, sure=False)
-            return found, scale
-        if self.t > 1:
-            found = sq_norms_from_rows(*self.given)
-        else:
-            left, right = self._squares()
-            found = self._over_blocks(left.mul_(right))
-        return found, found
-
-    def exactly(self, which: Tensor) -> Tensor:
-        """From factors in double precision."""
-        return sq_norms_from_rows(self.left[which].double(), self.right[which].double())
-
-    def _squares(self) -> tuple[Tensor, Tensor]:
-        """‖l‖² and ‖r‖² of the only position, for each block."""
-        left, right = (f.flatten(0, -2) for f in widen(*self.given, 0, self.n))
-        return row_sq_norms(left), row_sq_norms(right)
-
-    def _over_blocks(self, each: Tensor) -> Tensor:
-        return each.view(self.n, -1).sum(1) if each.shape[0] > self.n else each
-
-    def rounding(self) -> Tensor:
-        """Some units of the sizes of all positions' terms, which may cancel."""
-        if self.t <= 1:
-            return super().rounding()
-        return self._rounding_error(energies(*self.given))
-
-    def _rounding_error(self, energy: Tensor) -> Tensor:
-        return rounding_error(energy, self.t, run_of(self.t, *self._lengths()))
-
-    def certified(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The norms plus what rounding can have hidden; doubtful ones again in double precision.
-
-        The sum itself is rounded too: what it may be off by counts as part of the gradient.
-        """
-        unsure = self.unsure()
-        if unsure is not None:
-            return unsure.found, *bound_norms([unsure])[0]
-        off = self.rounding()
-        if self.dtype.is_complex:
-            found = self.sq_norms()
-            return found, (self.enlarged(found).sqrt() + 2 * off).square_(), off
-        (left, right), (a, b) = self._squares(), self._lengths()  # nothing can cancel
-        found, unit = self._over_blocks(left * right), torch.finfo(left.dtype)
-        # a square that vanished may be multiplied by a huge one
-        bound = self._over_blocks(left.add_(a * unit.tiny).mul_(right.add_(b * unit.tiny)))
-        return found, bound.mul_(1 + unit.eps * (4 * (math.sqrt(a) + math.sqrt(b)) + 16)), off
-
-    def unsure(self) -> Unsure | None:
-        """Products of positions may cancel."""
-        if self.t == 1 or self.dtype.is_complex:
-            return None
-        if self.plan().way == "gram":
-            found, energy, hidden = sq_norms_from_products(*self.given, sure=True)
-        else:
-            found, energy = sq_norms_from_rows(*self.given), energies(*self.given)
-            off = self._rounding_error(energy)  # of the rows
-            hidden = (found.sqrt() * 2).add_(off).mul_(off)
+            return super().norms()
         a, b = self._lengths()
-        return Unsure(found, energy, hidden, a, b, self.t, run_of(self.t, a, b), self.exactly)
+        if self.t == 1:
+            return self._norms_of_one_position(a, b)
+        if self.plan().way == "gram":
+            value, doubt, diagonals = sq_norms_from_products(*self.given)
+            run, most = run_of(self.t, a, b), max(a, b)
+            return Norms(
+                value, doubt, lambda: slip_of_products(diagonals, doubt, run, most), units(a * b),
+                exact=self._exactly,
+            )  # fmt: skip
+        value = sq_norms_from_rows(*self.given)
+        return Norms(value, None, self.slip, units(a * b), rows=True, exact=self._exactly)
+
+    def _norms_of_one_position(self, a: int, b: int) -> Norms:
+        """‖l‖²‖r‖²: nothing can cancel, but a square that vanished may meet a huge one."""
+        left, right = (f.flatten(0, -2) for f in widen(*self.given, 0, self.n))
+        one, two = row_sq_norms(left), row_sq_norms(right)
+        value, tiny = one * two, torch.finfo(one.dtype).tiny
+        lost = two.add_(b * tiny).mul_(a * tiny).add_(one, alpha=b * tiny)
+        if value.shape[0] > self.n:
+            value, lost = (each.view(self.n, -1).sum(1) for each in (value, lost))
+        blocks = self.given[0].shape[1:-2].numel()
+        return Norms(value, lost, units=4 * (math.sqrt(a) + math.sqrt(b)) + 16 + blocks)
+
+    def _exactly(self, which: Tensor) -> Tensor:
+        """‖gᵢ‖² of a few samples from factors in double precision."""
+        left, right = self.given
+        return sq_norms_from_rows(left[which].double(), right[which].double())
+
+    def slip(self) -> Tensor | None:
+        """Some units of the sizes of all positions' terms, which may cancel."""
+        if self.t == 1:
+            return None
+        return slip_of(energies(*self.given), self.t, run_of(self.t, *self._lengths()))
 
     def _lengths(self) -> tuple[int, int]:
         """Of the two factors."""

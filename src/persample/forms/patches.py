@@ -9,14 +9,13 @@ from torch import Tensor
 
 from .correlation import by_positions, positions_pay, unfold_first
 from .cost import Plan, scratch, spans
-from .form import Form, double, real, row_sq_norms, wide
+from .form import Form, real, row_sq_norms, wide
 from .geometry import Geometry, unfold
 from .outer import Outer
-from .rounding import Unsure, bound_norms, error_units, lengths, recompute_doubtful, scale_of
+from .rounding import Norms, error_units, lengths, slip_of_products, units
 from .sketch import Sketch
 
 _COLUMNS = 8 << 20  # bytes of patches that are written out at once
-_LOOSE = 4e-2  # what rounding may add to a squared norm before it is computed again
 
 
 class Patches(Form):
@@ -152,62 +151,17 @@ class Patches(Form):
         flops = self.n * (p * p * self.shape[0] + pixels * pixels * self.x.shape[1])
         return Plan("gram", flops, self.n * item, item, self.n)
 
-    def sq_norms(self) -> Tensor:
+    def norms(self) -> Norms:
         """Position products on small maps, else the rows, a few at a time."""
-        if self.dtype.is_complex or self.n == 0:
-            return super().sq_norms()
-        found, scale = self.estimated()
-        return found if scale is found else recompute_doubtful(found, scale, self.exactly)
-
-    def estimated(self) -> tuple[Tensor, Tensor]:
-        """Products of positions may cancel."""
-        if self.dtype.is_complex or self.n == 0:
-            return super().estimated()
         if self.plan().way != "gram":
-            found = self._by_rows()
-            return found, found
-        found, _, hidden = self._by_positions()
-        return found, scale_of(hidden)
-
-    def _lengths(self) -> tuple[int, int]:
-        """Of one position's output gradient and patch."""
-        return self.shape[0], self.size // self.shape[0]
-
-    def _by_positions(self) -> tuple[Tensor, Tensor, Tensor]:
-        return by_positions(self.x, self.grad, self.shape, self.geometry)
-
-    def _by_rows(self) -> Tensor:
-        out = self.grad.new_zeros(self.n, dtype=real(self.dtype))
-        for first, last in spans(self.n, self.row_bytes(), 16 << 20):
-            out[first:last] = row_sq_norms(self.wide_dense(first, last))
-        return out
-
-    def certified(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Norms, and bounds from the same products or rows.
-
-        What rounding can have hidden is added; doubtful samples again in double precision.
-        """
-        if self.n == 0:
-            return super().certified()
-        unsure = self.unsure()
-        if unsure is not None:
-            return unsure.found, *bound_norms([unsure])[0]
-        found, off = self.sq_norms(), self.rounding()  # of the rows, and of the sum
-        gap = 4 * (found.sqrt() + off) * off
-        loose = gap > _LOOSE * found
-        bound = self.enlarged(found) + gap
-        if bool(loose.any()):
-            which = loose.nonzero().flatten()
-            exact = (self.exactly(which) * (1 + 1e-6)).to(bound.dtype)
-            bound[which] = (exact.sqrt() + off[which]).square()
-        return found, bound, off
-
-    def unsure(self) -> Unsure | None:
-        """Products of positions may cancel."""
-        if self.plan().way != "gram":
-            return None
-        norms, t = self._by_positions(), self.grad.shape[2:].numel()
-        return Unsure(*norms, *self._lengths(), t, t, self.exactly)
+            found = self.norms_of_rows(16 << 20)
+            return found if self.dtype.is_complex else found._replace(exact=self._exactly)
+        value, doubt, diagonals = by_positions(self.x, self.grad, self.shape, self.geometry)
+        t = self.grad.shape[2:].numel()
+        return Norms(
+            value, doubt, lambda: slip_of_products(diagonals, doubt, t, self.size),
+            units(self.size), exact=self._exactly,
+        )  # fmt: skip
 
     def _sizes(self) -> Tensor:
         """‖x‖‖g‖√taps of all groups, which no gradient exceeds however its positions cancel."""
@@ -215,26 +169,26 @@ class Patches(Form):
         x, grad = (f.to(dtype).flatten(1).unflatten(1, (groups, -1)) for f in (self.x, self.grad))
         each = lengths(x) * lengths(grad)
         each = each[:, 0] if groups == 1 else torch.linalg.vector_norm(each, dim=1)
-        found: Tensor = each.view(-1, self.images).sum(1) * math.sqrt(self.shape[2:].numel())
+        found: Tensor = each.view(self.n, self.images).sum(1) * math.sqrt(self.shape[2:].numel())
         return found
 
-    def rounding(self) -> Tensor:
+    def slip(self) -> Tensor | None:
         """Some units of the sizes of all positions' terms."""
-        return self._error_units() * torch.finfo(real(self.dtype)).eps * self._sizes()
+        return (self._error_units() * torch.finfo(real(self.dtype)).eps * self._sizes()).square_()
 
     def _error_units(self) -> float:
         """Units by which a sum of all positions may be off: torch adds them one after the other."""
         spatial = (self.x if self.geometry.transposed else self.grad).shape[2:].numel()
         return error_units(self.images * spatial, self.images * spatial)
 
-    def exactly(self, which: Tensor) -> Tensor:
+    def _exactly(self, which: Tensor) -> Tensor:
         """‖gᵢ‖² of a few samples from rows in double precision."""
-        m, dtype = self.images, double(self.dtype)
-        found = []
+        m, found = self.images, []
         for i in which.tolist():
             part = slice(i * m, (i + 1) * m)
-            x, grad = self.x[part].to(dtype), self.grad[part].to(dtype)
-            found.append(Patches(x, grad, self.weight, self.geometry, m)._by_rows())
+            x, grad = self.x[part].double(), self.grad[part].double()
+            one = Patches(x, grad, self.weight, self.geometry, m)
+            found.append(row_sq_norms(one.dense()))
         return torch.cat(found)
 
     def weighted_sum(self, c: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import torch
@@ -12,12 +13,13 @@ from .fast.product_cache import products, rows_by_rows
 from .form import real, row_sq_norms, wide
 from .kernels import outer_products
 from .rounding import (
+    Products,
     fine_dtype,
-    hidden_from_traces,
     hidden_in_products,
+    join_samples,
     lengths,
-    scale_of,
-    scale_sizes,
+    multiply_products,
+    per_sample,
 )
 
 
@@ -57,63 +59,44 @@ def apply_weights(left: Tensor, right: Tensor, c: Tensor) -> tuple[Tensor, Tenso
     return left.flatten(0, 1), right.flatten(0, 1)
 
 
-def sq_norms_from_products(
-    left: Tensor, right: Tensor, *, sure: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Σₜₛ ⟨lₜ, lₛ⟩⟨rₜ, rₛ⟩; its diagonal, the energy; what rounding can hide, if ``sure``.
-
-    Else the last is a scale of it: all terms without their signs.
-    """
+def sq_norms_from_products(left: Tensor, right: Tensor) -> Products:
+    """Σₜₛ ⟨lₜ, lₛ⟩⟨rₜ, rₛ⟩, and what :func:`multiply_products` says of it."""
     n, t = left.shape[0], left.shape[-2]
     item = 2 * left.shape[1:-1].numel() * t * wide(left.dtype).itemsize
     if item > scratch():
-        blocks = _by_blocks(left, right)
-        return blocks if sure else (*blocks[:2], scale_of(blocks[2]))
-    found, energy, slack = [], [], []
-    sides = left.shape[-1], right.shape[-1]
+        return _by_blocks(left, right)
+    found, sides = [], (left.shape[-1], right.shape[-1])
     for first, last in spans(n, item, 4 << 20):  # in cache
         some, other = widen(left, right, first, last)
         one, two = products(left, some, first, last), products(right, other, first, last)
-        both = one * two
-        found.append(_sum_per_sample(both).clamp_(min=0))
-        energy.append(_sum_per_sample(both.diagonal(dim1=-2, dim2=-1)))
-        if sure:
-            slack.append(hidden_in_products(one, two, *sides))
-        else:
-            sizes: Tensor = torch.linalg.vector_norm(both.flatten(1), 1, dim=1)
-            slack.append(scale_sizes(sizes, *sides))
-    if len(found) == 1:
-        return found[0], energy[0], slack[0]
-    if not found:
-        zeros = right.new_zeros(0, dtype=real(right.dtype))
-        return zeros, zeros.clone(), zeros.clone()
-    return torch.cat(found), torch.cat(energy), torch.cat(slack)
+        found.append(multiply_products(one, two, *sides))
+    return join_samples(found) if found else _by_blocks(left, right)
 
 
-def _by_blocks(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _by_blocks(left: Tensor, right: Tensor) -> Products:
     """Sample by sample where t × t does not fit: blocks on and above the diagonal."""
     if left.dim() == 3:
         left, right = left.unsqueeze(1), right.unsqueeze(1)
     n, k, t, a = left.shape
-    b = right.shape[-1]
+    b, dtype = right.shape[-1], real(right.dtype)
     found = right.new_zeros(n, dtype=fine_dtype(right.device))
-    energy = right.new_zeros(n, dtype=real(right.dtype))
-    traces, sizes = (energy.new_zeros(2, n, k) for _ in range(2))
+    diagonals, sizes = right.new_zeros(2, n, k, t, dtype=dtype), found.new_zeros(2, n, k)
     side = max(1, math.isqrt(scratch() // (2 * k * wide(left.dtype).itemsize)))
     for i in range(n):
-        one, two = (f[0] for f in widen(left, right, i, i + 1))
-        for row in range(0, t, side):
-            mine, other = one[:, row : row + side], two[:, row : row + side]
-            norms = [torch.linalg.vector_norm(f, dim=2) for f in (mine, other)]
-            energy[i] += (norms[0] * norms[1]).square_().sum()
-            traces[:, i] += torch.stack([each.square().sum(1) for each in norms])
-            for column in range(row, t, side):
-                part, times = slice(column, column + side), 1 if row == column else 2
-                both = [rows_by_rows(m, f[:, part]) for m, f in ((mine, one), (other, two))]
-                sizes[:, i] += times * torch.stack([m.square().sum((1, 2)) for m in both])
-                found[i] += both[0].mul_(both[1]).sum() * times
-    slack = hidden_from_traces([*traces], [*sizes.sqrt_()], a, b, t)
-    return found.clamp_(min=0).to(energy.dtype), energy, slack
+        factors = [f[0] for f in widen(left, right, i, i + 1)]
+        for row, column in itertools.product(range(0, t, side), repeat=2):
+            if row > column:
+                continue
+            mine, other = slice(row, row + side), slice(column, column + side)
+            both = [rows_by_rows(f[:, mine], f[:, other]) for f in factors]
+            times = 2
+            if row == column:
+                diagonals[:, i, :, mine] = torch.stack(both).diagonal(dim1=-2, dim2=-1)
+                times = 1
+            sizes[:, i] += times * torch.stack([m.square().sum((1, 2)) for m in both])
+            found[i] += both[0].mul_(both[1]).sum() * times
+    doubt = hidden_in_products(diagonals.sum(-1), sizes.sqrt_().to(dtype), a, b, t)
+    return found.clamp_(min=0).to(dtype), doubt, diagonals
 
 
 def inner_products(one: tuple[Tensor, Tensor], two: tuple[Tensor, Tensor]) -> Tensor:
@@ -139,9 +122,4 @@ def sq_norms_from_rows(left: Tensor, right: Tensor) -> Tensor:
 def energies(left: Tensor, right: Tensor) -> Tensor:
     """Σₜ ‖lₜ‖²‖rₜ‖², the scale of what rounding can hide."""
     one, two = (lengths(f) for f in widen(left, right, 0, left.shape[0]))
-    return _sum_per_sample((one * two).square_())
-
-
-def _sum_per_sample(products: Tensor) -> Tensor:
-    """The sum over everything but samples."""
-    return products.sum(tuple(range(1, products.dim())))
+    return per_sample((one * two).square_())

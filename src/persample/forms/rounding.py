@@ -10,10 +10,66 @@ import torch
 from torch import Tensor
 
 RUN = 4096  # squares that are added up in one go
-_DOUBT = {torch.float32: 400 * torch.finfo(torch.float32).eps, torch.float64: 1e-6}
-_NOTHING = 1e-20  # a squared norm that no one clips to
 _BLOCK = 256  # terms that a matrix product adds up one after the other
 THIN = 16  # a result that is narrower is added up without blocks
+
+
+def no_slip() -> None:
+    """A sum of one sample is what its norm was computed from."""
+
+
+class Norms(NamedTuple):
+    """Squared lengths of gradients, one for each sample, and what rounding may have done to them.
+
+    ``value`` is short of the exact one by ``units`` roundings of itself, and by ``doubt``: squares
+    that cancelled or vanished. A certain sum of one sample is not farther than √``slip`` from what
+    the value was computed from. Values of ``rows`` come from rows that are as far from the exact
+    ones. ``exact`` computes a few samples again, in double precision.
+    """
+
+    value: Tensor
+    doubt: Tensor | None = None
+    slip: Callable[[], Tensor | None] = no_slip
+    units: float = 16 + RUN / 8
+    rows: bool = False
+    exact: Callable[[Tensor], Tensor] | None = None
+
+    def kept(self) -> Norms:
+        """The same with a slip that is computed, once."""
+        slip = self.slip()
+        return self._replace(slip=lambda: slip)
+
+    def surely(self) -> Tensor:
+        """What the exact ones do not exceed."""
+        found = self.value * (1 + (self.units + 4) * torch.finfo(self.value.dtype).eps)
+        if self.doubt is not None:
+            found += self.doubt
+        return _add_lengths(found, self.slip()) if self.rows else found
+
+    def bounds(self) -> Tensor:
+        """What the squared length of a certain sum of one sample does not exceed."""
+        return _add_lengths(self.surely(), self.slip())
+
+    def again(self, which: Tensor) -> Tensor:
+        """The exact values of a few samples, or what they do not exceed."""
+        if self.exact is not None:
+            return self.exact(which)
+        return self.surely()[which].to(fine_dtype(which.device))
+
+    def recomputed(self, which: Tensor) -> Norms:
+        """The same with the exact values of some samples, and a slip that counts once for them."""
+        exact, slip = self.again(which), self.slip()
+        value, doubt = self.value.clone(), self.doubt
+        doubt = torch.zeros_like(value) if doubt is None else doubt.clone()
+        value[which], doubt[which] = exact.to(value.dtype), (1e-6 * exact).to(value.dtype)
+        if self.rows and slip is not None:
+            slip = slip.index_put((which,), slip[which] / 4)
+        return self._replace(value=value, doubt=doubt, slip=lambda: slip)
+
+
+def _add_lengths(square: Tensor, other: Tensor | None) -> Tensor:
+    """(x + y)² from x² and y²."""
+    return square if other is None else (square.sqrt() + other.sqrt()).square_()
 
 
 def units(size: int) -> float:
@@ -25,21 +81,31 @@ def units(size: int) -> float:
     return 16 + min(size, RUN) / 8
 
 
-def enlarge(found: Tensor, size: int) -> Tensor:
-    """Bounds of sums of so many squares that were computed from rows as they are."""
-    return found * (1 + units(size) * torch.finfo(found.dtype).eps)
-
-
 def fine_dtype(device: torch.device) -> torch.dtype:
     """The dtype in which a few numbers are added up one after the other."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def rounding_error(energy: Tensor, t: int, run: int) -> Tensor:
-    """What a sum of t terms with this energy may be off by, if so many are added in one go."""
-    if t == 1:
-        return torch.zeros_like(energy)
-    return (t * energy).sqrt_().mul_(error_units(t, run) * torch.finfo(energy.dtype).eps)
+def slip_of(energy: Tensor, t: int, run: int) -> Tensor:
+    """The square of what a sum of t terms with this energy may be off by, so many in one go."""
+    return energy * (t * (error_units(t, run) * torch.finfo(energy.dtype).eps) ** 2)
+
+
+def slip_of_products(diagonals: Tensor, doubt: Tensor, run: int, length: int) -> Tensor:
+    """The same from products of positions, their diagonals (2, n, …, t) and what is hidden in them.
+
+    Energy of factors whose squares vanished counts as a whole.
+    """
+    t, tiny = diagonals.shape[-1], torch.finfo(doubt.dtype).tiny
+    found = slip_of(per_sample(diagonals[0] * diagonals[1]).add_(doubt), t, run)
+    vanished = per_sample(diagonals.sum(-1).sum(0)).mul_(4 * tiny * t * length)
+    return vanished.mul_(9).add_(found, alpha=9 / 8)  # (x + y)² ≤ 9/8 x² + 9 y²
+
+
+def add_slips(slips: Sequence[Tensor | None]) -> Tensor | None:
+    """The square of what sums may be off by that are added to each other."""
+    known = [slip.sqrt() for slip in slips if slip is not None]
+    return torch.stack(known).sum(0).square_() if known else None
 
 
 def run_of(t: int, a: int, b: int) -> int:
@@ -61,44 +127,45 @@ def lengths(rows: Tensor) -> Tensor:
     return found.add_(math.sqrt(rows.shape[-1] * torch.finfo(found.dtype).tiny))
 
 
-def scale_sizes(sizes: Tensor, a: int, b: int) -> Tensor:
-    """Sums of products' sizes in units of what rounding of such lengths can hide of them."""
-    return sizes * (_lost(a) + _lost(b))
+Products = tuple[Tensor, Tensor, Tensor]
 
 
-def scale_of(hidden: Tensor) -> Tensor:
-    """The same from what can be hidden."""
-    return hidden * (2 / torch.finfo(hidden.dtype).eps)
+def multiply_products(one: Tensor, two: Tensor, a: int, b: int) -> Products:
+    """Σ one ∘ two of products (n, …, t, t) of positions of lengths a and b.
 
-
-def hidden_in_products(one: Tensor, two: Tensor, a: int, b: int) -> Tensor:
-    """What products of positions can hide of squared norms: (n,).
-
-    ``one`` and ``two`` are products (n, …, t, t) of positions of lengths a and b.
+    The sums, what rounding can have hidden of them, and both diagonals: (n,), (n,), (2, n, …, t).
     """
-    traces = [m.diagonal(dim1=-2, dim2=-1).sum(-1) for m in (one, two)]
-    sizes = [torch.linalg.vector_norm(m.flatten(-2), dim=-1) for m in (one, two)]
-    return hidden_from_traces(traces, sizes, a, b, one.shape[-1])
+    both = torch.stack((one, two))
+    sizes = torch.linalg.vector_norm(both.flatten(-2), dim=-1)
+    diagonals = both.diagonal(dim1=-2, dim2=-1).clone()
+    doubt = hidden_in_products(diagonals.sum(-1), sizes, a, b, one.shape[-1])
+    return per_sample(one * two).clamp_(min=0), doubt, diagonals
 
 
-def hidden_from_traces(
-    traces: Sequence[Tensor], sizes: Sequence[Tensor], a: int, b: int, t: int
-) -> Tensor:
-    """The same from the traces and Frobenius norms of both kinds of products: (n, …) to (n,).
+def join_samples(found: Sequence[Products]) -> Products:
+    """The same for some samples after the others."""
+    if len(found) == 1:
+        return found[0]
+    value, doubt, diagonals = zip(*found, strict=True)
+    return torch.cat(value), torch.cat(doubt), torch.cat(diagonals, 1)
+
+
+def hidden_in_products(traces: Tensor, sizes: Tensor, a: int, b: int, t: int) -> Tensor:
+    """What rounding can hide of sums, by traces and Frobenius norms (2, n, …) of products.
 
     Rounding of ⟨lₜ, lₛ⟩ is some units of ‖lₜ‖‖lₛ‖, and not independent: positions that are alike
     are rounded alike. With ⟨rₜ, rₛ⟩ it makes at most the trace of one times the size of the other.
-    A product that vanished may be multiplied by a huge one of the other kind.
     """
-    # squares of products may overflow or vanish; no size exceeds its trace
-    fair = [
-        torch.where((size > 1e-15) & torch.isfinite(size), size, trace)
-        for size, trace in zip(sizes, traces, strict=True)
-    ]
-    unit, tiny = torch.finfo(traces[0].dtype).eps / 2, torch.finfo(traces[0].dtype).tiny
-    found = traces[0] * (unit * _lost(a) * fair[1] + tiny * t * b)
-    found += traces[1] * (unit * _lost(b) * fair[0] + tiny * t * a)
-    return found.flatten(1).sum(1) if found.dim() > 1 else found
+    numbers = torch.finfo(traces.dtype)
+    # squares of products may vanish or overflow; no size exceeds its trace
+    fair = torch.minimum(sizes.add_(t * math.sqrt(numbers.tiny)), traces)
+    found = per_sample((traces * fair.flip(0)).sum(0))
+    return found.mul_(max(_lost(a), _lost(b)) * numbers.eps / 2)
+
+
+def per_sample(numbers: Tensor) -> Tensor:
+    """The sum over everything but samples."""
+    return numbers.flatten(1).sum(1) if numbers.dim() > 1 else numbers
 
 
 def _lost(length: int) -> float:
@@ -107,67 +174,3 @@ def _lost(length: int) -> float:
     Terms are added one after the other in blocks of some hundred.
     """
     return 4 + max(min(length, _BLOCK) / 4, math.sqrt(length) / 2)
-
-
-def doubts(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[bool]:
-    """Which squared norms, each with its scale, have samples that cancel to some thousandths.
-
-    All of them are read back at once.
-    """
-    first = pairs[0][0]
-    found = torch.stack([f.to(first) for f, _ in pairs])
-    scale = torch.stack([s.to(first) for _, s in pairs])
-    flags: list[bool] = _doubtful(found, scale).any(1).tolist()
-    return flags
-
-
-def _doubtful(found: Tensor, scale: Tensor) -> Tensor:
-    return torch.sub(found, scale, alpha=_DOUBT[found.dtype]) < 0
-
-
-def recompute_doubtful(found: Tensor, scale: Tensor, exactly: Callable[[Tensor], Tensor]) -> Tensor:
-    """Squared norms; where products of positions cancel to some thousandths, computed again."""
-    which = _doubtful(found, scale).nonzero().flatten()
-    if which.numel():
-        found[which] = exactly(which).to(found)
-    return found
-
-
-class Unsure(NamedTuple):
-    """Squared norms from t positions of lengths a and b, and their energy.
-
-    ``hidden`` is what rounding may have taken from them. A sum adds ``run`` positions in one go.
-    """
-
-    found: Tensor
-    energy: Tensor
-    hidden: Tensor
-    a: int
-    b: int
-    t: int
-    run: int
-    exactly: Callable[[Tensor], Tensor]
-
-
-def bound_norms(norms: Sequence[Unsure]) -> list[tuple[Tensor, Tensor]]:
-    """Each one's bounds, and what its sum of positions may be off by.
-
-    A bound is the norm plus what rounding can have hidden; doubtful norms are computed again.
-    All are looked at together, and read back once. They are of one dtype and device.
-    """
-    found = torch.stack([each.found for each in norms])
-    # energy that vanished is not hidden: a small factor may be multiplied by a huge one
-    off = torch.stack([rounding_error(e.energy + e.hidden, e.t, e.run) for e in norms])
-    unit = torch.finfo(found.dtype).eps
-    sizes = found.new_tensor([units(each.a * each.b) for each in norms]).unsqueeze(1)
-    slack = (unit * sizes * found).add_(torch.stack([each.hidden for each in norms]))
-    doubtful = slack > (4e-3 * found).clamp_(min=_NOTHING)
-    sizes = slack.add_(found)
-    for k, doubt in enumerate(doubtful.any(1).tolist()):
-        if doubt and norms[k].t > 1:
-            which = doubtful[k].nonzero().flatten()
-            exact = norms[k].exactly(which)
-            norms[k].found[which] = exact.to(found.dtype)
-            sizes[k, which] = (exact * (1 + 1e-6)).to(sizes.dtype)
-    bounds = sizes.sqrt_().add_(off).square_()
-    return list(zip(bounds, off, strict=True))

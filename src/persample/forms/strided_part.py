@@ -10,7 +10,7 @@ from torch import Tensor
 from .cost import Plan
 from .form import Form, real
 from .mapped import Mapped
-from .rounding import Unsure
+from .rounding import Norms
 
 
 class Part(Mapped):
@@ -90,33 +90,17 @@ class Part(Mapped):
         """From the view's wide rows."""
         return self._place(self.form.wide_dense(first, last))
 
-    def sq_norms(self) -> Tensor:
+    def norms(self) -> Norms:
         """Those of the view: no element is named twice."""
-        return self.form.sq_norms()
+        return self.form.norms()
 
-    def estimated(self) -> tuple[Tensor, Tensor]:
-        """Those of the view."""
-        return self.form.estimated()
-
-    def exactly(self, which: Tensor) -> Tensor:
-        """Those of the view."""
-        return self.form.exactly(which)
-
-    def certified(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Those of the view."""
-        return self.form.certified()
-
-    def unsure(self) -> Unsure | None:
-        """Those of the view."""
-        return self.form.unsure()
+    def slip(self) -> Tensor | None:
+        """That of the inner form."""
+        return self.form.slip()
 
     def weighted_sum(self, c: Tensor) -> Tensor:
         """The view's sum in its place."""
         return self._place(self.form.weighted_sum(c))
-
-    def rounding(self) -> Tensor:
-        """That of the inner form."""
-        return self.form.rounding()
 
     def certain_sum(self, c: Tensor) -> Tensor:
         """The view's sum in its place."""

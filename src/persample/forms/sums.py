@@ -35,20 +35,6 @@ def add_over_parameters(parts: Mapping[str, Tensor], n: int, device: torch.devic
     return total.value
 
 
-def bound_over_parameters(
-    parts: Mapping[str, Tensor], elements: int, n: int, device: torch.device
-) -> Tensor:
-    """Σ over parameters of squared bounds, for parameters of so many elements together.
-
-    Small bounds may be swallowed by a large one, and squares may be too small for their dtype.
-    """
-    total = add_over_parameters(parts, n, device)
-    least = max(
-        torch.finfo(dtype).tiny for dtype in (total.dtype, *(p.dtype for p in parts.values()))
-    )
-    return total.mul_(1 + torch.finfo(total.dtype).eps * len(parts)).add_(elements * least)
-
-
 def project_parameter(name: str, form: Form, dim: int, seed: int) -> Tensor:
     """One parameter's sketch: (n, dim)."""
     shape = torch.Size((*form.shape, 2)) if form.dtype.is_complex else form.shape

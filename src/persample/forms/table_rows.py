@@ -11,7 +11,7 @@ from .cost import Plan, scratch, spans
 from .fast.reused_buffers import rewrite
 from .form import Form, real, wide
 from .outer import Outer
-from .rounding import enlarge
+from .rounding import Norms, units
 from .row_products import match_rows
 from .segments import segment_sq_norms, segments, sum_by_key
 from .sketch import Sketch
@@ -133,28 +133,22 @@ class Rows(Form):
         item = self._copies() // max(self.n, 1)
         return Plan("segments", self.values.numel(), self._copies(), item, self.n)
 
-    def sq_norms(self) -> Tensor:
-        """Segment sums: linear in the number of rows."""
-        if self.n > 1 and self._copies() > scratch():
-            runs = spans(self.n, self._copies() // self.n)
-            return torch.cat([self.narrowed(*run).sq_norms() for run in runs])
-        return segment_sq_norms(self)[0]
+    def norms(self) -> Norms:
+        """Segment sums, linear in the number of rows; rows of one index may cancel."""
+        value, slip = self.segment_norms()
+        return Norms(value, None, lambda: slip, units(self.shape[1]), rows=True)
 
-    def rounding(self) -> Tensor:
+    def slip(self) -> Tensor | None:
         """Some units of the sizes of rows of one index."""
-        return self.certified()[2]
+        return self.segment_norms()[1]
 
-    def certified(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows of one index may cancel: sums of them are off by some units of their sizes."""
+    def segment_norms(self) -> tuple[Tensor, Tensor]:
+        """‖gᵢ‖², and the square of what sums of rows of one index may be off by."""
         if self.n > 1 and self._copies() > scratch():
             runs = spans(self.n, self._copies() // self.n)
-            parts = [self.narrowed(*run).certified() for run in runs]
-            found, bound, off = (torch.cat(each) for each in zip(*parts, strict=True))
-            return found, bound, off
-        found, off = segment_sq_norms(self)
-        off = off.sqrt()
-        # the sum is rounded too, in another way: its values have been scaled
-        return found, (enlarge(found, self.shape[1]).sqrt() + 2 * off).square(), off
+            parts = [self.narrowed(*run).segment_norms() for run in runs]
+            return torch.cat([value for value, _ in parts]), torch.cat([slip for _, slip in parts])
+        return segment_sq_norms(self)
 
     def weighted_sum(self, c: Tensor) -> Tensor:
         """One index_add."""

@@ -10,13 +10,13 @@ from torch import Tensor
 from .cost import Plan, all_of
 from .fast.disjoint_parts import Pieces
 from .fast.elementwise import Scaled
-from .form import Form, add_all, wide
+from .form import Form, add_all, flat_rows, wide
 from .mapped import Composite
 from .masked import Masked
 from .outer import Outer
 from .pullback import Pullback
 from .replay import Replay
-from .rounding import recompute_doubtful
+from .rounding import Norms, add_slips, units
 from .sketch import Sketch
 from .strided_part import Part
 from .table_rows import Rows
@@ -111,52 +111,46 @@ class Total(Composite):
         others = other.forms if isinstance(other, Total) else [other]
         return add_all([_between(f, g) for f in self.forms for g in others])
 
-    def sq_norms(self) -> Tensor:
+    def norms(self) -> Norms:
         """An embedding tied to an output head has a cheap cross term; others are written out."""
-        if self.tied() is None:
-            return super().sq_norms()
-        found, scale = self.estimated()
-        return found if scale is found else recompute_doubtful(found, scale, self.exactly)
-
-    def estimated(self) -> tuple[Tensor, Tensor]:
-        """What can cancel within parts; tied ones have been written out where they do."""
-        if self.tied() is not None:
-            found = self.certified()[0]
-            return found, found
-        return super().estimated()
-
-    def certified(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Norms and bounds, each part looked at once; the triangle inequality guards rounding."""
-        parts = [f.certified() for f in self.forms]
         pair = self.tied()
-        if pair is not None:
-            cross = pair[0].cross(pair[1])
-            found = torch.add(add_all([p[0] for p in parts]), cross, alpha=2).clamp_(min=0)
-        else:
-            found = super().sq_norms()
-        sizes = add_all([p[1].sqrt() for p in parts])
-        unit = torch.finfo(found.dtype).eps
-        bound = self.enlarged(found) + 64 * unit * sizes.square()
-        if pair is not None:  # what is not sure of either norm, or of their product, is not sure
-            bound += (parts[0][1] - parts[0][0]) + (parts[1][1] - parts[1][0])
-            one, two = (off + 8 * unit * size.sqrt() for _, size, off in parts)
-            bound += one * two / (128 * unit)
-            self._write_out(bound > found * (1 + 1e-3), found, bound)
-        # the sum is rounded part by part, and so are the rows that the norm was computed from
-        off = add_all([p[2] for p in parts])
-        return found, (bound.sqrt() + off * 2 + 8 * unit * sizes).square(), off
+        return (
+            self.norms_of_rows()._replace(rows=False) if pair is None else self._tied_norms(*pair)
+        )
 
-    def rounding(self) -> Tensor:
-        """That of all parts."""
-        return add_all([f.rounding() for f in self.forms])
+    def slip(self) -> Tensor | None:
+        """Sums are rounded part by part, and so are the rows that norms were computed from."""
+        return self._slip([f.norms().kept() for f in self.forms])
 
-    def _write_out(self, loose: Tensor, found: Tensor, bound: Tensor) -> None:
-        """Where cancellation within parts or between them left little, take the dense rows."""
-        which = loose.nonzero().flatten()
-        if which.numel():
-            exact = self.exactly(which)
-            found[which] = exact.to(found.dtype)
-            bound[which] = (exact * (1 + 1e-6)).to(bound.dtype)
+    def _slip(self, parts: list[Norms]) -> Tensor:
+        """Twice that of all parts, and what is lost where they are added up."""
+        lengths = add_all([p.bounds().sqrt_() for p in parts])
+        lengths *= (8 + 4 * len(parts)) * torch.finfo(lengths.dtype).eps
+        off = add_slips([p.slip() for p in parts])
+        return lengths.square_() if off is None else (2 * off.sqrt_()).add_(lengths).square_()
+
+    def _tied_norms(self, rows: Rows, outer: Outer) -> Norms:
+        """What is not sure of either norm, or of their product, is not sure."""
+        parts = [rows.norms().kept(), outer.norms().kept()]
+        value = torch.add(parts[0].value, parts[1].value).add_(rows.cross(outer), alpha=2)
+        bounds, unit = [p.bounds() for p in parts], torch.finfo(value.dtype).eps
+        lengths, slips = [b.sqrt() for b in bounds], [p.slip() for p in parts]
+        doubt = add_all(lengths).square_().mul_(64 * unit)
+        doubt += add_all([b - p.value for b, p in zip(bounds, parts, strict=True)])
+        offs = [8 * unit * size for size in lengths]
+        for off, slip in zip(offs, slips, strict=True):
+            if slip is not None:
+                off += slip.sqrt()
+        doubt += offs[0].mul_(offs[1]).div_(128 * unit)
+        return Norms(
+            value.clamp_(min=0), doubt, lambda: self._slip(parts), units(self.size),
+            exact=self._exactly,
+        )  # fmt: skip
+
+    def _exactly(self, which: Tensor) -> Tensor:
+        """‖gᵢ‖² of a few samples: from their rows, which cancel before they are squared."""
+        rows = [flat_rows(self.wide_dense(i, i + 1)).double() for i in which.tolist()]
+        return torch.cat([r.square().sum(1) for r in rows])
 
     def tied(self) -> tuple[Rows, Outer] | None:
         """An embedding and an output head of the same table, if that is all there is."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from ..distributed import Reduction
 from ..errors import ExtractedNumberWarning, NonFiniteWarning
-from ..forms import Stacked, sums
+from ..forms import Stacked, certain_sums
 from .clipping import Grouped, Rule, coefficients
 from .question import Question
 from .source import Forms, Grads
@@ -33,28 +33,29 @@ def clipped_sum(
     _warn_of_numbers(question)
     groups = rule.split(names) if isinstance(rule, Grouped) else [tuple(names)]
     within = rule.within if isinstance(rule, Grouped) else rule
-    source = question.source
-    with source.clipping_forms(names, separate=len(groups) > 1) as forms:
-        bounds = source.sq_bounds(names, forms)
-        whole = _certain(question, bounds, names)
-        bad = _left_out(whole, warn=warn)
-        c: dict[str, Tensor] = {}
-        for group in groups:
-            sizes = whole
-            if len(groups) > 1:
-                mine = {name: bounds[name] for name in group if name in bounds}
-                sizes = _certain(question, mine, group)
-            share = coefficients(within, sizes.sqrt(), max_norm / len(groups) ** 0.5)
-            share = share if bad is None else share.masked_fill(bad, 0)
-            c.update(dict.fromkeys(group, share))
+    forms, bounds = question.source.bounds(groups, _elements(question, names))
+    bad = _left_out(bounds, warn=warn)
+    c: dict[str, Tensor] = {}
+    for group, sizes in zip(groups, bounds.sqrt(), strict=True):
+        share = coefficients(within, sizes, max_norm / len(groups) ** 0.5)
+        share = share if bad is None else share.masked_fill(bad, 0)
+        c.update(dict.fromkeys(group, share))
+    if reduction is not None:
+        reduction.begin()
+    if forms is None:
+        found = question.weighted_sum(names, c, bad=bad, certain=True, wide=True, last=True)
         if reduction is not None:
-            reduction.begin()
-            found = _send_sums(question, names, c, bad, forms, reduction)
-        else:
-            found = question.weighted_sum(
-                names, c, bad=bad, clipping_forms=forms, certain=True, wide=True, last=True
-            )
+            _send(found, reduction)
+    elif reduction is None:
+        found = question.cast(names, certain_sums(forms, c, bad), wide=True)
+    else:
+        found = _send_sums(question, names, c, bad, forms, reduction)
     return found, bad is not None
+
+
+def _send(sums: Grads, reduction: Reduction) -> None:
+    for name, value in sums.items():
+        reduction.add(name, value)
 
 
 def _send_sums(
@@ -62,40 +63,30 @@ def _send_sums(
     names: Sequence[str],
     c: Grads,
     bad: Tensor | None,
-    forms: Forms | None,
+    forms: Forms,
     reduction: Reduction,
 ) -> Grads:
     """The sums, each sent when it is computed: many short ones first, they are computed at once."""
-    if forms is None:
-        found = question.weighted_sum(names, c, bad=bad, certain=True, wide=True, last=True)
-        for name in names:
-            reduction.add(name, found[name])
-        return found
     joined = {k: list(f.shapes) if isinstance(f, Stacked) else [k] for k, f in forms.items()}
     reached = {name for some in joined.values() for name in some}
-    found = question.weighted_sum(
-        [n for n in names if n not in reached], c, clipping_forms={}, wide=True
-    )
-    for name, value in found.items():
-        reduction.add(name, value)
-    for key in sorted(forms, key=lambda key: -len(joined[key])):
-        part = {key: forms[key]}
-        some = question.weighted_sum(
-            joined[key], c, bad=bad, clipping_forms=part, certain=True, wide=True
-        )
-        for name, value in some.items():
-            reduction.add(name, value)
-        found |= some
+    found: Grads = {}
+    for some in ([n for n in names if n not in reached], *sorted(joined.values(), key=len)[::-1]):
+        mine = {key: forms[key] for key in some[:1] if key in forms}
+        sums = question.cast(some, certain_sums(mine, c, bad), wide=True)
+        _send(sums, reduction)
+        found |= sums
     return found
 
 
 def nonfinite(question: Question, names: Sequence[str]) -> Tensor:
     """The samples that contribute nothing to a clipped sum: indices."""
-    source = question.source
-    source.ready()
-    with source.clipping_forms(names, separate=False) as forms:
-        whole = _certain(question, source.sq_bounds(names, forms), names)
-    return (~torch.isfinite(whole)).nonzero().flatten()
+    question.source.ready()
+    _, bounds = question.source.bounds([names], _elements(question, names))
+    return (~torch.isfinite(bounds[0])).nonzero().flatten()
+
+
+def _elements(question: Question, names: Sequence[str]) -> int:
+    return sum(question.selected[name].numel() for name in names)
 
 
 def _warn_of_numbers(question: Question) -> None:
@@ -111,15 +102,9 @@ def _warn_of_numbers(question: Question) -> None:
         )
 
 
-def _certain(question: Question, bounds: Grads, names: Iterable[str]) -> Tensor:
-    """Bounds of ‖gᵢ‖² over some parameters."""
-    elements = sum(question.selected[name].numel() for name in names)
-    return sums.bound_over_parameters(bounds, elements, question.n, question.device)
-
-
-def _left_out(sq_norms: Tensor, *, warn: bool) -> Tensor | None:
+def _left_out(bounds: Tensor, *, warn: bool) -> Tensor | None:
     """Which samples are not finite; None if all are."""
-    finite = torch.isfinite(sq_norms)
+    finite = torch.isfinite(bounds.sum(0))
     if bool(finite.all()):
         return None
     bad = ~finite

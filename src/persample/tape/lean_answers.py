@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from torch import Tensor
 
 from ..backward.consumers.lean import Lean
 from ..backward.passes import Passes
 from ..errors import UsageError
-from ..forms import Form
+from ..forms import Form, Norms, add_norms, bound_norms
 from ..guards.guards import Guards
 from ..uses.context import Context
 from .parameter_forms import expect_backward
-from .source import Forms, Grads, Source, Visitor
+from .source import Forms, Grads, Names, Source, Visitor
 
 
 class LeanAnswers(Source):
     """Answers of a lean recording."""
 
     def __init__(self, context: Context, lean: Lean, passes: Passes, guards: Guards) -> None:
-        self._context, self._lean = context, lean
-        self._passes, self._guards = passes, guards
+        super().__init__(context)
+        self._lean, self._passes, self._guards = lean, passes, guards
 
     keeps = False
 
@@ -31,21 +30,18 @@ class LeanAnswers(Source):
         self._guards.expect_true(())
         expect_backward(self._context)
 
-    def sq_norms(self, names: Iterable[str], *, separate: bool) -> Grads:
-        """‖gᵢ‖² of every parameter that received a gradient, from the first pass."""
+    def sq_norms(self, groups: Names) -> Tensor:
+        """‖gᵢ‖² over groups of parameters, from the first pass."""
         self.ready()
-        kept = self._lean.sq_norms
-        return {name: kept[name] for name in names if name in kept}
+        return add_norms(self._norms(groups), self.n, self.device)
 
-    def sq_bounds(self, names: Iterable[str], forms: Forms | None) -> Grads:
-        """Certified bounds of ‖gᵢ‖², from the first pass."""
-        kept = self._lean.sq_bounds
-        return {name: kept[name] for name in names if name in kept}
+    def bounds(self, groups: Names, elements: int) -> tuple[Forms | None, Tensor]:
+        """Certified bounds of ‖gᵢ‖² over groups, from the first pass."""
+        return None, bound_norms(self._norms(groups), self.n, self.device, elements)
 
-    @contextlib.contextmanager
-    def clipping_forms(self, names: Iterable[str], *, separate: bool) -> Iterator[Forms | None]:
-        """Nothing is kept."""
-        yield None
+    def _norms(self, groups: Names) -> list[list[Norms]]:
+        kept = self._lean.norms
+        return [[each for name in group for each in kept.get(name, ())] for group in groups]
 
     def forms(self, names: Iterable[str]) -> dict[str, Form]:
         """Nothing is kept."""

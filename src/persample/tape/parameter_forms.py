@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
+
+from torch import Tensor
 
 from ..backward.collector import Collector
 from ..backward.consumers.kept import Kept, Looped
 from ..backward.contribution import Contribution
 from ..backward.kept_forms import KeptForms
 from ..errors import UsageError
-from ..forms import Form, kept_rows, norms, pull_back_together, scratch, stack_forms, within
+from ..forms import Form
 from ..guards.guards import Guards
 from ..uses.context import Context
-from .source import Forms, Grads, Source, Visitor
+from .source import Forms, Names, Source, Visitor
 
 SHARE = 4  # the tape holds about what a plain step holds: a quarter more is kept at most
 LITTLE = 1 << 20  # bytes of rows that are not worth counting
@@ -34,8 +36,10 @@ class ParameterForms(Source):
     keeps = True
 
     def __init__(self, context: Context, collector: Collector, guards: Guards) -> None:
-        self._context, self._collector, self._guards = context, collector, guards
+        super().__init__(context)
+        self._collector, self._guards = collector, guards
         self._forms = KeptForms(collector)
+        self._gradients = self._forms.gradients
 
     @property
     def contributions(self) -> list[Contribution]:
@@ -56,28 +60,31 @@ class ParameterForms(Source):
 
     def forms(self, names: Iterable[str]) -> dict[str, Form]:
         """One form per parameter that received a gradient."""
-        self.ready()
-        self._guards.expect_values(behind=self._collector.behind)
-        return self._forms.get(names)
+        return self._gradients.forms(names, self._uses(names))
 
     def written(self, names: Iterable[str]) -> dict[str, Form]:
         """Forms whose rows will be looked at: what lies behind derived tensors is written out."""
-        forms = self.forms(names)
-        if not self.looped:
-            found = pull_back_together(forms)
-            self._forms.replace(found)
-            forms |= found
-        return forms
+        return self._gradients.written(names, self._uses(names))
 
-    @contextlib.contextmanager
-    def clipping_forms(self, names: Iterable[str], *, separate: bool) -> Iterator[Forms | None]:
-        """Forms for norms and one sum, rows where that is cheaper."""
-        forms = self.written(names)
-        rows = kept_rows(forms, self._room)
-        used = sum(form.nbytes() for form in rows.values())
-        forms |= rows
-        with within(scratch() if self._context.options.rows is None else scratch() - used):
-            yield forms if separate else stack_forms(forms)
+    def _uses(self, names: Iterable[str], *, ready: bool = False) -> dict[str, list[Form]]:
+        """What is true of parameters that were not asked for before."""
+        if not ready:
+            self.ready()
+        self._guards.expect_values(behind=self._collector.behind)
+        return self._forms.uses(names)
+
+    def sq_norms(self, groups: Names) -> Tensor:
+        """‖gᵢ‖² over groups of parameters: (groups, n)."""
+        uses = self._uses(chain.from_iterable(groups))
+        return self._gradients.sq_norms(groups, uses, self.n, self.device)
+
+    def bounds(self, groups: Names, elements: int) -> tuple[Forms | None, Tensor]:
+        """Forms for one sum, rows where that is cheaper, and bounds of ‖gᵢ‖² over groups."""
+        return self._gradients.bounds(
+            groups, self._uses(chain.from_iterable(groups), ready=True), self._room,
+            counted=self._context.options.rows is not None,
+            n=self.n, device=self.device, elements=elements,
+        )  # fmt: skip
 
     def held(self) -> int:
         """Bytes of what the forms hold: several may hold the same output gradient."""
@@ -98,16 +105,6 @@ class ParameterForms(Source):
         if granted is not None:
             return granted
         return wanted if wanted <= LITTLE else self.held() // SHARE
-
-    def sq_norms(self, names: Iterable[str], *, separate: bool) -> Grads:
-        """‖gᵢ‖², to be added up; ``separate``: of every parameter that received a gradient."""
-        forms: Forms = self.written(names)
-        return norms.sq_norms(forms if separate else stack_forms(forms))
-
-    def sq_bounds(self, names: Iterable[str], forms: Forms | None) -> Grads:
-        """Certified bounds of ‖gᵢ‖² for :meth:`clipping_forms` forms."""
-        assert forms is not None
-        return norms.sq_bounds(forms)
 
     def each(self, names: Sequence[str], visit: Visitor, *, linear: bool, last: bool) -> None:
         """Show the form of every parameter that received a gradient to a visitor."""

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from ..errors import MixedSamplesError, Reason, StaleError, UsageError
-from ..forms import Form, Stacked, sums, within
+from ..forms import LIMIT, Form, real
 from ..run_state import uncast
 from ..uses.context import Context
 from ..uses.parameters import Params, choose
-from .source import Forms, Grads, Source, Visitor
+from .source import Grads, Source, Visitor
 
 
 class Question:
@@ -33,9 +33,9 @@ class Question:
                 why="its answers carry no gradient, and are not batched",
                 fix="ask outside, and use the answer inside",
             )
-        budget = self._context.options.budget
+        budget = LIMIT.set(self._context.options.budget)
         try:
-            with self._lock, torch._C.DisableTorchFunction(), uncast(), within(budget):
+            with self._lock, torch._C.DisableTorchFunction(), uncast():
                 yield self
         except RuntimeError as error:
             if "modified by an inplace operation" not in str(error):
@@ -45,20 +45,15 @@ class Question:
                 why=f"autograd says: {str(error).partition(' Hint')[0]}",
                 fix="ask the tape before parameters, buffers, labels or masks are written to",
             ) from error
+        finally:
+            LIMIT.reset(budget)
 
     # ------------------------------------------------------------------ what there is
 
     @property
     def n(self) -> int:
         """How many samples were seen."""
-        n = self._context.n
-        if n is None:
-            raise UsageError(
-                "no samples were seen",
-                why="the model was not called inside the block",
-                fix="call the model on its inputs inside the block, or tape.mark(x)",
-            )
-        return n
+        return self.source.n
 
     @property
     def selected(self) -> Mapping[str, Tensor]:
@@ -72,7 +67,7 @@ class Question:
     @property
     def device(self) -> torch.device:
         """Where answers are added up."""
-        return next(iter(self.selected.values())).device
+        return self.source.device
 
     @property
     def extracted(self) -> Reason | None:
@@ -113,9 +108,16 @@ class Question:
 
     def sq_norms(self, names: Sequence[str]) -> Tensor:
         """‖gᵢ‖² over parameters."""
-        return sums.add_over_parameters(
-            self.source.sq_norms(names, separate=False), self.n, self.device
-        )
+        return self.source.sq_norms([names])[0]
+
+    def parameter_norms(self, names: Sequence[str]) -> Grads:
+        """‖gᵢ‖ of each parameter."""
+        sizes = self.source.sq_norms([[name] for name in names]).sqrt_()
+        like = [self.selected[name] for name in names]
+        return {
+            name: size.to(parameter.device, real(parameter.dtype))
+            for name, parameter, size in zip(names, like, sizes, strict=True)
+        }
 
     def weighted_sum(
         self,
@@ -123,7 +125,6 @@ class Question:
         c: Mapping[str, Tensor],
         *,
         bad: Tensor | None = None,
-        clipping_forms: Forms | None = None,
         certain: bool = False,
         wide: bool = False,
         last: bool = False,
@@ -137,17 +138,14 @@ class Question:
         def visit(name: str, form: Form) -> None:
             form = form if bad is None else form.without(bad)
             value = form.certain_sum(c[name]) if certain else form.weighted_sum(c[name])
-            if isinstance(form, Stacked):
-                found.update(form.split(value))
-            else:
-                found[name] = found[name] + value if name in found else value
+            found[name] = found[name] + value if name in found else value
 
-        if clipping_forms is None:
-            # uses that cancel must be added as they were for the bounds: before they are scaled
-            self.each(names, visit, linear=not certain, last=last)
-        else:
-            for name, form in clipping_forms.items():
-                visit(name, form)
+        # uses that cancel must be added as they were for the bounds: before they are scaled
+        self.each(names, visit, linear=not certain, last=last)
+        return self.cast(names, found, wide=wide)
+
+    def cast(self, names: Sequence[str], found: Grads, *, wide: bool) -> Grads:
+        """Sums in the dtypes of their parameters, or float32 at least; zeros where none came."""
         selected = self.selected
         return {name: _cast(selected[name], found.get(name), wide=wide) for name in names}
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import abc
-import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+import torch
 from torch import Tensor
 
+from ..errors import UsageError
 from ..forms import Form
+from ..uses.context import Context
 
 Forms = Mapping[str, Form]
 Grads = dict[str, Tensor]
+Names = Sequence[Sequence[str]]  # groups of parameters
 Visitor = Callable[[str, Form], None]
 
 
@@ -23,23 +26,40 @@ class Source(abc.ABC):
 
     keeps: bool  # whether every form is at hand
 
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    @property
+    def n(self) -> int:
+        """How many samples were seen."""
+        n = self._context.n
+        if n is None:
+            raise UsageError(
+                "no samples were seen",
+                why="the model was not called inside the block",
+                fix="call the model on its inputs inside the block, or tape.mark(x)",
+            )
+        return n
+
+    @property
+    def device(self) -> torch.device:
+        """Where answers are added up."""
+        return next(iter(self._context.parameters.asked.values())).device
+
     @abc.abstractmethod
     def ready(self) -> None:
         """Refuse to answer from a recording that is not complete, or no longer true."""
 
     @abc.abstractmethod
-    def sq_norms(self, names: Iterable[str], *, separate: bool) -> Grads:
-        """‖gᵢ‖² of parameters, to be added up; ``separate``: of each that received a gradient."""
+    def sq_norms(self, groups: Names) -> Tensor:
+        """‖gᵢ‖² over groups of parameters: (groups, n)."""
 
     @abc.abstractmethod
-    def sq_bounds(self, names: Iterable[str], forms: Forms | None) -> Grads:
-        """Certified bounds of ‖gᵢ‖² for :meth:`clipping_forms` forms."""
+    def bounds(self, groups: Names, elements: int) -> tuple[Forms | None, Tensor]:
+        """Forms for one sum, and certified bounds of ‖gᵢ‖² over groups; None if nothing is kept.
 
-    @abc.abstractmethod
-    def clipping_forms(
-        self, names: Iterable[str], *, separate: bool
-    ) -> contextlib.AbstractContextManager[Forms | None]:
-        """Forms for norms and one sum; None where nothing is kept."""
+        Asked when the recording is :meth:`ready`.
+        """
 
     @abc.abstractmethod
     def each(self, names: Sequence[str], visit: Visitor, *, linear: bool, last: bool) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..backward.consumers.lean import Lean
 from ..distributed import Reduction
 from ..errors import UsageError
-from ..forms import Form, real
+from ..forms import Form
 from ..forms.sums import NoiseScale
 from ..guards.untrained import forget_untrained
 from ..inputs.user_marks import mark
@@ -202,12 +202,7 @@ class Tape:
     def parameter_norms(self, *, params: Params = None) -> Grads:
         """‖gᵢ‖ of each parameter: ``{name: (n,)}``."""
         with self._answering() as question:
-            names = question.names(params)
-            found = question.source.sq_norms(names, separate=True)
-            return {
-                name: found[name].sqrt() if name in found else self._zero_norms(name)
-                for name in names
-            }
+            return question.parameter_norms(question.names(params))
 
     def weighted_sum(self, c: Tensor, *, params: Params = None) -> Grads:
         """Σᵢ cᵢ gᵢ for any coefficients c (n,): ``{name: shape}``."""
@@ -456,10 +451,6 @@ class Tape:
                 "no bound",
                 fix="set_grad(...) without accumulate replaces it; or record without grad=True",
             )
-
-    def _zero_norms(self, name: str) -> Tensor:
-        parameter = self._question.selected[name]
-        return torch.zeros(self.n, dtype=real(parameter.dtype), device=parameter.device)
 
 
 def _release(owner: weakref.ref[Recording]) -> None:

@@ -24,11 +24,13 @@ from ...forms import (
     Dense,
     Form,
     Joint,
+    Norms,
     Picked,
     Pullback,
     pull_back_together,
     real,
     scratch,
+    settled,
     total,
     wide,
     within,
@@ -74,8 +76,7 @@ class Lean:
     waiting: dict[str, list[Form]] = field(default_factory=dict)
     seen: dict[str, int] = field(default_factory=dict)
     settled: set[str] = field(default_factory=set)
-    sq_norms: dict[str, Tensor] = field(default_factory=dict)
-    sq_bounds: dict[str, Tensor] = field(default_factory=dict)
+    norms: dict[str, list[Norms]] = field(default_factory=dict)
     dots: dict[str, Tensor] = field(default_factory=dict)
     along: dict[str, Along] = field(default_factory=dict)
     projections: list[Tensor] = field(default_factory=list)
@@ -163,7 +164,7 @@ class Lean:
         if self.ahead.grads:
             form = self._written(name, form)
         else:
-            self.sq_norms[name], self.sq_bounds[name] = form.measured()
+            self.norms[name] = settled(form)
         if self.ahead.direction is not None:
             direction = self.ahead.direction[name]
             self.dots[name] = form.dot(direction.detach())
@@ -186,11 +187,10 @@ class Lean:
         found = Dense(rows)
         narrow = rows.dtype != wide(rows.dtype)
         if self.ahead.again or narrow or form.plan().cost < found.plan().cost:
-            self.sq_norms[name], self.sq_bounds[name] = form.measured()
+            self.norms[name] = settled(form)
             return form
-        size = self.sq_norms[name] = found.sq_norms()
         # a sum, should one follow, rounds in another order than the rows
-        self.sq_bounds[name] = (found.enlarged(size).sqrt() + 2 * form.rounding()).square_()
+        self.norms[name] = [found.norms()._replace(slip=form.slip, rows=True).kept()]
         return found
 
     def knows(self, direction: Mapping[str, Tensor], names: Collection[str]) -> bool:
@@ -233,7 +233,7 @@ class Lean:
         self.told.clear()
         self.projections.clear()
         self.given.clear()
-        for kept in (self.waiting, self.sq_norms, self.sq_bounds, self.dots, self.along, self.rows):
+        for kept in (self.waiting, self.norms, self.dots, self.along, self.rows):
             kept.clear()
         for moment in (self.squares, self.sums, self.variances, self.totals):
             moment.clear()

@@ -7,7 +7,7 @@ is made for a piece.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch import Tensor
 from ..cost import Plan, all_of
 from ..form import Form, add_all, double, real, wide
 from ..mapped import Composite
-from ..rounding import Unsure, bound_norms, enlarge
+from ..rounding import Norms
 from ..strided_part import Part
 
 _COMPARED = 64  # interleaved pieces up to which every pair is looked at
@@ -75,39 +75,23 @@ class Pieces(Composite):
 
     # ------------------------------------------------------------------ norms
 
-    def sq_norms(self) -> Tensor:
+    def norms(self) -> Norms:
         """Those of the pieces, added: they share no element."""
-        return add_all([p.sq_norms() for p in self.parts])
+        each = [p.norms() for p in self.parts]
+        doubts = [found.doubt for found in each if found.doubt is not None]
+        return Norms(
+            add_all([found.value for found in each]),
+            add_all(doubts) if doubts else None,
+            self.slip,
+            max(found.units for found in each) + len(each),
+            rows=any(found.rows for found in each),
+            exact=lambda which: add_all([found.again(which) for found in each]),
+        )
 
-    def estimated(self) -> tuple[Tensor, Tensor]:
-        """What can cancel within pieces."""
-        each = [p.estimated() for p in self.parts]
-        found = add_all([norms for norms, _ in each])
-        certain = all(scale is norms for norms, scale in each)
-        return found, found if certain else add_all([scale for _, scale in each])
-
-    def exactly(self, which: Tensor) -> Tensor:
-        """Those of the pieces, added."""
-        return add_all([p.exactly(which) for p in self.parts])
-
-    def certified(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Those of the pieces, added; products of positions of all of them are read back once."""
-        found, unsure = [], []
-        for part in self.parts:
-            norms = part.unsure()
-            if norms is None:
-                found.append(part.certified())
-            else:
-                unsure.append(norms)
-        for group in _group_by_kind(unsure):
-            for each, (bounds, off) in zip(group, bound_norms(group), strict=True):
-                found.append((each.found, bounds, off))
-        squares, bounds, off = (add_all(column) for column in zip(*found, strict=True))
-        return squares, enlarge(bounds, len(found)), off
-
-    def rounding(self) -> Tensor:
+    def slip(self) -> Tensor | None:
         """That of all pieces."""
-        return add_all([p.rounding() for p in self.parts])
+        slips = [slip for slip in (p.slip() for p in self.parts) if slip is not None]
+        return add_all(slips) if slips else None
 
     # ------------------------------------------------------------------ sums and products
 
@@ -176,9 +160,3 @@ def disjoint(parts: Sequence[Part]) -> bool:
 def _disjoint_boxes(a: Sequence[range], b: Sequence[range]) -> bool:
     """Whether two boxes have no common index on one of the axes."""
     return any(x.stop <= y.start or y.stop <= x.start for x, y in zip(a, b, strict=True))
-
-
-def _group_by_kind(norms: list[Unsure]) -> Iterator[list[Unsure]]:
-    """Those of one dtype together."""
-    for dtype in dict.fromkeys(each.found.dtype for each in norms):
-        yield [each for each in norms if each.found.dtype == dtype]

@@ -12,18 +12,16 @@ from torch import Tensor
 
 from ..cost import Plan, spans
 from ..dense import Dense
-from ..form import Form, real, row_sq_norms, wide
+from ..form import Form, real, wide
 from ..mapped import Mapped
 from ..outer import Outer
 from ..patches import Patches
 from ..position_products import widen
-from ..rounding import units
+from ..rounding import Norms, add_slips, units
 from ..sketch import Sketch
 from ..table_rows import Rows
 
 _TILE = 4 << 20  # bytes of rows that stay in cache between two passes
-_LOOSE = 4e-3  # what rounding may add to a squared norm before it is computed again
-_LOOSER = 4e-2  # the same of convolutions, which take longer
 
 
 class Scaled(Mapped):
@@ -95,35 +93,53 @@ class Scaled(Mapped):
         new = self._in_place and not rows._is_zerotensor()
         return rows.mul_(self.factor) if new else rows * self.factor
 
-    def exactly(self, which: Tensor) -> Tensor:
-        """‖gᵢ‖² of a few samples from factors in double precision."""
-        factor = self.factor.double()
+    # ------------------------------------------------------------------ norms
+
+    def norms(self) -> Norms:
+        """By the inner form's norms, by one product of squares, or by rows."""
         if self.uniform:
-            return self.form.exactly(which) * factor.square()
-        found = []
+            return self._norms_of_one_number()
+        one = self._one_position()
+        if one is None:  # rows are rounded as sums are
+            found = self.norms_of_rows(4 * _TILE)
+            return found._replace(exact=self._exactly) if self.certain else found
+        value, lost = self._by_squares(one)
+        return Norms(value, lost, units=units(one.left.shape[3]) + units(one.right.shape[3]) + 16)
+
+    def _norms_of_one_number(self) -> Norms:
+        """The inner ones times M², which may be too small a number on its own."""
+        found, factor = self.form.norms(), self.factor.abs()
+        tiny = 4 * self.size * torch.finfo(real(self.dtype)).tiny
+
+        def times(squares: Tensor) -> Tensor:
+            return (squares.sqrt() * factor).square_()
+
+        def slip() -> Tensor | None:
+            inner, vanished = found.slip(), times(torch.full_like(found.value, tiny))
+            return add_slips([None if inner is None else times(inner), vanished])
+
+        def exactly(which: Tensor) -> Tensor:
+            return found.again(which) * factor.double().square()
+
+        doubt = None if found.doubt is None else times(found.doubt)
+        exact = None if found.exact is None else exactly
+        value, units = times(found.value), found.units + 8
+        return found._replace(value=value, doubt=doubt, slip=slip, units=units, exact=exact)
+
+    def _exactly(self, which: Tensor) -> Tensor:
+        """‖gᵢ‖² of a few samples from factors in double precision."""
+        factor, found = self.factor.double(), []
         for i in which.tolist():
             rows = _to_double(self.form.narrowed(i, i + 1)).wide_dense()
             found.append((rows.double() * factor).square_().sum().view(1))
         return torch.cat(found)
 
-    # ------------------------------------------------------------------ norms
-
-    def sq_norms(self) -> Tensor:
-        """By the inner form's norms, by one product of squares, or by rows."""
-        if self.uniform:
-            return self._times(self.form.sq_norms())
-        one = self._one_position()
-        return self._by_rows() if one is None else self._by_squares(one)[0]
-
-    def _times(self, squares: Tensor) -> Tensor:
-        """Squared norms times M², which may be too small a number on its own."""
-        return (squares.sqrt() * self.factor.abs()).square_()
-
-    def _by_rows(self) -> Tensor:
-        out = torch.zeros(self.n, dtype=real(self.dtype), device=self.device)
-        for first, last in spans(self.n, self.row_bytes(), 4 * _TILE):
-            out[first:last] = row_sq_norms(self.wide_dense(first, last))
-        return out
+    def slip(self) -> Tensor | None:
+        """That of the inner form, times the largest number of M."""
+        slip = self.form.slip()
+        if slip is None or not self.factor.numel():
+            return slip
+        return (slip.sqrt() * self.factor.abs().amax()).square_()
 
     def _by_squares(self, one: Outer) -> tuple[Tensor, Tensor]:
         """‖M ∘ (l ⊗ r)‖² = l² · M² r², and what vanished squares may hide."""
@@ -142,48 +158,6 @@ class Scaled(Mapped):
             out[0, first:last] = product.mul_(left).sum((1, 2))
             out[1, first:last] = lost.sum(1)
         return out[0], out[1]
-
-    def estimated(self) -> tuple[Tensor, Tensor]:
-        """What can cancel in the inner form, where M is one number."""
-        if not self.uniform:
-            return super().estimated()
-        found, scale = self.form.estimated()
-        sizes = self._times(found)
-        return sizes, sizes if scale is found else self._times(scale)
-
-    def certified(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Norms, bounds and rounding."""
-        unit = torch.finfo(real(self.dtype))
-        if self.uniform:
-            found, bound, off = self.form.certified()
-            bound = self._times(bound + self.size * unit.tiny) * (1 + 8 * unit.eps)
-            return self._times(found), bound, off * self.factor.abs()
-        one = self._one_position()
-        if one is None:
-            return self._certified_rows()
-        found, lost = self._by_squares(one)
-        more = unit.eps * (units(one.left.shape[3]) + units(one.right.shape[3]) + 16)
-        return found, (found + lost) * (1 + more), self.rounding()
-
-    def _certified_rows(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows are rounded as sums are; doubtful samples again in double precision."""
-        found, off = self._by_rows(), self.rounding()
-        slack = 2 * off
-        gap = 2 * found.sqrt() * slack + slack.square()
-        bound = self.enlarged(found) + gap
-        loose = _LOOSER if isinstance(self.form, Patches) else _LOOSE
-        which = (gap > loose * found).nonzero().flatten()
-        if which.numel() and self.certain:
-            exact = self.exactly(which)
-            found[which] = exact.to(found.dtype)
-            sure, unit = (exact * (1 + 1e-6)).to(bound.dtype), torch.finfo(bound.dtype).eps
-            bound[which] = (sure.sqrt() + off[which]).square_() * (1 + 8 * unit)
-        return found, bound, off
-
-    def rounding(self) -> Tensor:
-        """That of the inner form, times the largest number of M."""
-        off = self.form.rounding()
-        return off * self.factor.abs().amax() if self.factor.numel() else off
 
     # ------------------------------------------------------------------ sums and products
 

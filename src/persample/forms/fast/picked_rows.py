@@ -6,7 +6,6 @@ form of their own size, and the table's is nothing but its rows in their places.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable, Iterator
 
 import torch
@@ -17,7 +16,7 @@ from ..dense import Dense
 from ..form import Form, add_all, wide
 from ..mapped import Mapped
 from ..masked import Masked
-from ..rounding import Unsure
+from ..rounding import Norms, add_slips, units
 from ..sketch import Sketch
 from ..table_rows import Rows
 
@@ -117,38 +116,24 @@ class Picked(Mapped):
 
     # ------------------------------------------------------------------ norms
 
-    def sq_norms(self) -> Tensor:
-        """Those of the picked rows where each is picked once."""
-        return self.form.sq_norms() if self.distinct else self._each(lambda rows: rows.sq_norms())
-
-    def estimated(self) -> tuple[Tensor, Tensor]:
-        """Those of the picked rows where each is picked once."""
-        return self.form.estimated() if self.distinct else super().estimated()
-
-    def exactly(self, which: Tensor) -> Tensor:
-        """Those of the picked rows where each is picked once."""
-        return self.form.exactly(which) if self.distinct else super().exactly(which)
-
-    def unsure(self) -> Unsure | None:
-        """That of the picked rows where each is picked once."""
-        return self.form.unsure() if self.distinct else None
-
-    def certified(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Norms, bounds and rounding from the same rows."""
+    def norms(self) -> Norms:
+        """Those of the picked rows where each is picked once, else of the table's."""
         if self.distinct:
-            return self.form.certified()
-        found, bound, off = self._each(lambda rows: torch.stack(rows.certified(), 1)).unbind(1)
-        more = self._more()  # rows of the inner form are rounded before they are added up
-        return found.clone(), (bound.sqrt() + 2 * more).square_(), off + more
+            return self.form.norms()
+        value, slip = self._each(lambda rows: torch.stack(rows.segment_norms(), 1)).unbind(1)
+        return Norms(
+            value, None, lambda: add_slips([slip, self._more()]), units(self.shape[1]), rows=True
+        )
 
-    def _more(self) -> Tensor:
+    def _more(self) -> Tensor | None:
         """What rounding of picked rows may come to where several are added up."""
         most = torch.bincount(self.index).max() if self.index.numel() else 0
-        return self.form.rounding() * math.sqrt(int(most))
+        slip = self.form.slip()
+        return None if slip is None else slip * most
 
-    def rounding(self) -> Tensor:
+    def slip(self) -> Tensor | None:
         """That of the picked rows, or of their segment sums."""
-        return self.form.rounding() if self.distinct else self.certified()[2]
+        return self.form.slip() if self.distinct else self.norms().slip()
 
     # ------------------------------------------------------------------ sums and products
 

@@ -26,22 +26,24 @@ class Shared:
     """How often each factor is still needed, and the products that are kept for it."""
 
     def __init__(self, factors: Iterable[Tensor]) -> None:
-        self.left = Counter(_key(f) for f in factors)
-        self.kept: dict[Key, dict[tuple[int, int], Tensor]] = {}
+        self.left = Counter(f.data_ptr() for f in factors)
+        self.kept: dict[Key, Tensor] = {}
 
     def products(self, factor: Tensor, part: Tensor, first: int, last: int) -> Tensor:
         """``part @ part.mT`` of some samples of a factor."""
-        key = _key(factor)
-        tiles = self.kept.setdefault(key, {})
-        found = tiles.get((first, last))
+        at, n = factor.data_ptr(), factor.shape[0]
+        if self.left[at] < 2 and not self.kept:
+            return _squared(part)
+        key = at, factor.shape, factor.stride(), factor.dtype, first, last
+        found = self.kept.get(key)
         if found is None:
             found = _squared(part)
-            if self.left[key] > 1 and found.nbytes * factor.shape[0] // (last - first) <= scratch():
-                tiles[first, last] = found
-        if last == factor.shape[0]:
-            self.left[key] -= 1
-            if self.left[key] <= 0:
-                self.kept.pop(key, None)
+            if self.left[at] > 1 and found.nbytes * n // (last - first) <= scratch():
+                self.kept[key] = found
+        if last == n:
+            self.left[at] -= 1
+        if self.left[at] <= 0:
+            self.kept = {k: v for k, v in self.kept.items() if k[0] != at}
         return found
 
 
@@ -89,7 +91,3 @@ def rows_by_rows(one: Tensor, two: Tensor) -> Tensor:
     if one.dim() == two.dim() == 3:  # matmul would look for axes to broadcast
         return torch.bmm(one, two.mT)
     return torch.matmul(one, two.mT)
-
-
-def _key(factor: Tensor) -> Key:
-    return (factor.data_ptr(), factor.shape, factor.stride(), factor.dtype)

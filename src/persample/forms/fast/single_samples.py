@@ -13,6 +13,7 @@ from ..form import Form, real, wide
 from ..mapped import Composite
 from ..outer import Outer
 from ..patches import Patches
+from ..rounding import Norms
 from ..sketch import Sketch
 
 
@@ -77,25 +78,34 @@ class SingleSamples(Composite):
             out[where] = torch.cat([ask(part) for part in self.parts.values()]).to(out.dtype)
         return out
 
-    def sq_norms(self) -> Tensor:
-        """Each part's."""
-        return self._each(lambda part: part.sq_norms())
-
-    def exactly(self, which: Tensor) -> Tensor:
-        """Each part's."""
-        only = which.new_zeros(1)
-        none = torch.zeros(1, dtype=torch.float64, device=self.device)
-        parts = [self.parts.get(i) for i in which.tolist()]
-        return torch.cat([none if part is None else part.exactly(only) for part in parts])
-
-    def certified(self) -> tuple[Tensor, Tensor, Tensor]:
+    def norms(self) -> Norms:
         """Each part's, looked at once."""
-        found = self._each(lambda part: torch.stack(part.certified(), 1), 3)
-        return found[:, 0].clone(), found[:, 1].clone(), found[:, 2].clone()
+        each = {i: part.norms() for i, part in self.parts.items()}
+        value, doubt = self._place({i: [e.value, e.doubt] for i, e in each.items()}, 2)
 
-    def rounding(self) -> Tensor:
+        def exactly(which: Tensor) -> Tensor:
+            only, none = which.new_zeros(1), torch.zeros(1, dtype=torch.float64, device=self.device)
+            found = [each.get(i) for i in which.tolist()]
+            return torch.cat([none if norms is None else norms.again(only) for norms in found])
+
+        def slip() -> Tensor:
+            return self._place({i: [e.slip()] for i, e in each.items()}, 1)[0]
+
+        rows = any(found.rows for found in each.values())
+        return Norms(value, doubt, slip, rows=rows, exact=exactly)
+
+    def slip(self) -> Tensor | None:
         """Each part's."""
-        return self._each(lambda part: part.rounding())
+        return self._place({i: [part.slip()] for i, part in self.parts.items()}, 1)[0]
+
+    def _place(self, each: Mapping[int, list[Tensor | None]], count: int) -> Tensor:
+        """Numbers of single samples, or none, in their places: (count, n)."""
+        out = torch.zeros(count, self.n, dtype=real(self.dtype), device=self.device)
+        for i, numbers in each.items():
+            for k, number in enumerate(numbers):
+                if number is not None:
+                    out[k, i] = number[0]
+        return out
 
     def dot(self, direction: Tensor) -> Tensor:
         """Each part's."""

@@ -6,7 +6,7 @@ size. A question to each on its own costs more in calls than in arithmetic.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,8 +35,10 @@ class StackedRows(Stacked, Dense):
     __slots__ = ("shapes",)
 
     def __init__(self, forms: Mapping[str, Dense]) -> None:
-        flat = [f.values.reshape(f.n, f.size) for f in forms.values()]
-        super().__init__(torch.cat(flat, 1))
+        each = [form.values for form in forms.values()]
+        super().__init__(
+            torch.cat([v if v.dim() == 2 else v.reshape(v.shape[0], -1) for v in each], 1)
+        )
         self.shapes = {name: form.shape for name, form in forms.items()}
 
     def without(self, bad: Tensor) -> StackedRows:
@@ -49,10 +51,7 @@ class StackedRows(Stacked, Dense):
     def split(self, total: Tensor) -> dict[str, Tensor]:
         """A sum over samples as every tensor's own sum."""
         parts = total.split([shape.numel() for shape in self.shapes.values()])
-        return {
-            name: part.view(shape)
-            for part, (name, shape) in zip(parts, self.shapes.items(), strict=True)
-        }
+        return _shaped(parts, self.shapes)
 
 
 class StackedProducts(Stacked, Outer):
@@ -74,15 +73,14 @@ class StackedProducts(Stacked, Outer):
         cleared.shapes = self.shapes
         return cleared
 
-    def certified(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Sums over blocks are rounded, too."""
-        found, bound, off = super().certified()
-        return found, bound.mul_(1 + len(self.shapes) * torch.finfo(bound.dtype).eps), off
-
     def split(self, total: Tensor) -> dict[str, Tensor]:
         """A sum over samples as every tensor's own sum."""
-        parts = zip(total.unbind(), self.shapes.items(), strict=True)
-        return {name: part.view(shape) for part, (name, shape) in parts}
+        return _shaped(total.unbind(), self.shapes)
+
+
+def _shaped(parts: Sequence[Tensor], shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
+    named = zip(parts, shapes.items(), strict=True)
+    return {name: x if x.shape == shape else x.view(shape) for x, (name, shape) in named}
 
 
 def stack_forms(forms: Mapping[str, Form]) -> dict[str, Form]:
@@ -91,31 +89,23 @@ def stack_forms(forms: Mapping[str, Form]) -> dict[str, Form]:
     The copies take a quarter of the budget at most.
     """
     found: dict[str, Form] = {}
-    rows: dict[Any, dict[str, Dense]] = {}
-    pairs: dict[Any, dict[str, Outer]] = {}
+    alike: dict[Any, dict[str, Any]] = {}
     room = scratch() // 4
     for name, form in forms.items():
-        size = form.nbytes() if form.__class__ is Outer or isinstance(form, Dense) else room + 1
-        if size > room or form.dtype not in (torch.float32, torch.float64):
-            found[name] = form
-        elif isinstance(form, Dense) and form.values.numel() <= JOINED:
-            room -= size
-            rows.setdefault((form.dtype, form.device), {})[name] = form
-        elif isinstance(form, Outer) and _is_small_pair(form):
-            room -= size
+        count, kind = 0, None
+        if isinstance(form, Dense):
+            count = form.values.numel()
+        elif form.__class__ is Outer and form.given[0].dim() == 2:  # one position, one block
             left, right = form.given
-            kind = left.shape[1], right.shape[1], form.dtype, form.device
-            pairs.setdefault(kind, {})[name] = form
+            count, kind = left.numel() + right.numel(), (left.shape[1], right.shape[1])
+        size, dtype = count * form.dtype.itemsize, form.dtype
+        if 0 < count <= JOINED and size <= room and dtype in (torch.float32, torch.float64):
+            room -= size
+            alike.setdefault((kind, dtype, form.device), {})[name] = form
         else:
             found[name] = form
-    for alike in rows.values():
-        found |= {next(iter(alike)): StackedRows(alike)} if len(alike) > 1 else alike
-    for blocks in pairs.values():
-        found |= {next(iter(blocks)): StackedProducts(blocks)} if len(blocks) > 1 else blocks
+    for (kind, *_), some in alike.items():
+        if len(some) > 1:
+            some = {next(iter(some)): StackedRows(some) if kind is None else StackedProducts(some)}
+        found |= some
     return found
-
-
-def _is_small_pair(form: Outer) -> bool:
-    """Factors of one position and one block, few enough to be copied."""
-    left, right = form.given
-    return left.dim() == 2 and left.numel() + right.numel() <= JOINED and left.numel() > 0
