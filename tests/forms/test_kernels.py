@@ -118,3 +118,18 @@ def test_explain_shows_the_kernel_and_gradients_are_right(monkeypatch: Any, name
         alone = torch.autograd.grad(model(x[i : i + 1]).square().sum(), list(model.parameters()))
         for (key, _), wanted in zip(model.named_parameters(), alone, strict=True):
             torch.testing.assert_close(grads[key][i], wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64])
+def test_zeros_are_zeros(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    """Also in memory that held something else, and where the system clears it."""
+    monkeypatch.setattr(kernels, "_CLEARED", 64)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    for shape in ((3, 50, 7), (0, 4), (2, 1), ()):
+        used = torch.full(shape, 3.0, dtype=dtype)
+        del used
+        found = kernels.zeros(shape, dtype, torch.device("cpu"))
+        assert found.shape == shape
+        assert found.dtype == dtype
+        assert not found.any()
+    assert kernels.zeros((8, 8), dtype, torch.device("meta")).is_meta

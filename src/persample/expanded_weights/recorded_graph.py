@@ -7,6 +7,7 @@ of it; its backward runs the part's own backward pass while the recorder watches
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,13 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from ..api import record
 from ..errors import LOOP, MixedSamplesError, StaleError, UsageError
+from ..forms import BUDGET
 from ..inputs.containers import mapped
 from ..layouts.layout import CONSTANT, Mixed
 from ..recording.recorder import Recording
-from ..tape.tape import Tape
 from ..uses.context import ANCHOR
+from ..uses.options import Options
 from ..uses.tensor_states import Derived, version
 from .detached import Detached, rewrite
 from .own import use_own_rules
@@ -34,7 +35,6 @@ from .written import Written
 class RecordedGraph:
     """What the caller's graph refers to: places in the graph, not the outputs' memory."""
 
-    tape: Tape
     recording: Recording
     batch: Batch
     inputs: list[Tensor]
@@ -66,7 +66,11 @@ class RecordedGraph:
                 x.grad = None
             if not keep:
                 self.outputs, self.states = [], []
-                self.tape.close()
+                self.recording.release()
+
+    def __del__(self) -> None:
+        if self.outputs:  # the caller dropped the graph
+            self.recording.release()
 
     def _into_grad_sample(
         self, roots: list[GradientEdge], seeds: list[Tensor], *, retain: bool
@@ -173,29 +177,45 @@ def run(
     batch: Batch,
     *,
     shared: bool = False,
-    **options: Any,
+    constants: Sequence[int] = (),
 ) -> Any:
     """The module's result, with per-sample gradients on the way back.
 
-    ``shared``: several parts may add to the ``grad_sample`` of one weight.
+    ``shared``: several parts may add to the ``grad_sample`` of one weight. ``constants``: the
+    places of arguments that hold no samples.
     """
     inputs = Detached(writable=not shared)
-    args, kwargs = mapped(args, inputs), mapped(kwargs, inputs) if kwargs else kwargs
-    recorder = record(module, n=batch.size, dim=batch.dim, **options)
-    recording = recorder.recording
+    args = tuple([inputs(a) if isinstance(a, Tensor) else mapped(a, inputs) for a in args])
+    kwargs = mapped(kwargs, inputs) if kwargs else kwargs
+    options, n = _options(batch.dim), batch.size
+    recording = Recording(module, options, params=None, n=n, constants=constants, sample_ids=None)
     if not shared:  # a call of one function has found its rule already
         use_own_rules(recording, batch)
     for given in inputs.given:
         recording.context.states.put(given, CONSTANT)  # until it is known to hold samples
     recording.inputs.begin(module, args, kwargs)
     recording.context.backward.strict = True
-    with recorder as tape:
+    recording.open()
+    try:
         result = module(*args, **kwargs)
-    return _in_one_node(tape, recording, result, inputs, batch, shared)
+    except BaseException:
+        recording.release()
+        raise
+    finally:
+        recording.close(None, None, None)
+    return _in_one_node(recording, result, inputs, batch, shared)
+
+
+@functools.cache
+def _options(dim: int) -> Options:
+    return Options(
+        dim=dim, verify=False, loop=False, ahead=None, positions=False, budget=BUDGET, rows=None,
+        rules={}, same_samples=False, grad=False,
+    )  # fmt: skip
 
 
 def _in_one_node(
-    tape: Tape, recording: Recording, result: Any, inputs: Detached, batch: Batch, shared: bool
+    recording: Recording, result: Any, inputs: Detached, batch: Batch, shared: bool
 ) -> Any:
     """The result, its tensors outputs of one node of the caller's graph."""
     context = recording.context
@@ -213,10 +233,11 @@ def _in_one_node(
             gather(given)
         states = [context.look(out) for out in outputs]
     if not outputs:
+        recording.release()
         return result
     selected = context.parameters.selected
     edges = [get_gradient_edge(out) for out in outputs]
-    recorded = RecordedGraph(tape, recording, batch, inputs.leaves, edges, states, shared)
+    recorded = RecordedGraph(recording, batch, inputs.leaves, edges, states, shared)
     recorded.versions = {name: version(p) for name, p in selected.items()}
     made = Node.apply(ANCHOR, recorded, outputs, *inputs.outer)
     found = dict(zip(map(id, outputs), made, strict=True))

@@ -1,4 +1,4 @@
-"""Kernels of equal results that are tried on the processor at hand.
+"""Kernels of equal results: outer products, tried on the processor at hand, and zeros.
 
 Which of two kernels is faster can differ by a factor of two between processors. They are tried
 once per process, dtype and number of threads, on memory of their own, when the first large product
@@ -7,8 +7,10 @@ is asked for. Only kernels that round alike compete, so a choice changes no numb
 
 from __future__ import annotations
 
+import ctypes
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -22,6 +24,19 @@ _GAIN = 0.95  # the matrix product must be faster by this: a trial is noisy
 BROADCAST, MATRIX = "broadcast product", "matrix product"
 _KERNELS: dict[str, Product] = {BROADCAST: torch.mul, MATRIX: torch.bmm}
 _chosen: dict[Class, str] = {}
+_CLEARED = 1 << 23  # bytes above which the system clears memory faster than one thread's stores
+
+
+def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """New zeros; much memory is cleared without being read first, as the C library does it."""
+    size = math.prod(shape) * dtype.itemsize
+    if size < _CLEARED or device.type != "cpu" or torch.get_num_threads() > 1:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    out = torch.empty(shape, dtype=dtype, device=device)
+    if type(out) is not Tensor:  # a mode made it: there may be no memory
+        return out.zero_()
+    ctypes.memset(out.data_ptr(), 0, size)
+    return out
 
 
 def outer_products(column: Tensor, row: Tensor, out: Tensor | None = None) -> Tensor:

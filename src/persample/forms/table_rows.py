@@ -10,6 +10,7 @@ from torch import Tensor
 from .cost import Plan, scratch, spans
 from .fast.reused_buffers import rewrite
 from .form import Form, real, wide
+from .kernels import zeros
 from .outer import Outer
 from .rounding import Norms, units
 from .row_products import match_rows
@@ -82,7 +83,7 @@ class Rows(Form):
     def wide_dense(self, first: int = 0, last: int | None = None) -> Tensor:
         """Added up in float32 at least."""
         count = (self.n if last is None else last) - first
-        out = self.values.new_zeros(count, *self.shape, dtype=wide(self.dtype))
+        out = zeros((count, *self.shape), wide(self.dtype), self.device)
         return self.add_to(out, first, last)
 
     def owns(self, rows: Tensor) -> bool:
@@ -152,7 +153,7 @@ class Rows(Form):
 
     def weighted_sum(self, c: Tensor) -> Tensor:
         """One index_add."""
-        return self.add_sum(torch.zeros(self.shape, dtype=wide(self.dtype), device=self.device), c)
+        return self.add_sum(zeros(self.shape, wide(self.dtype), self.device), c)
 
     def add_sum(self, out: Tensor, c: Tensor) -> Tensor:
         """Σᵢ cᵢ gᵢ added to what is there."""
