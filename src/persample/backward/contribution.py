@@ -185,7 +185,7 @@ def table_behind(operand: Operand, selected: Selected) -> Operand:
     assert operand.lookup is not None
     name = operand.lookup.name
     value = selected[name].detach()
-    return Operand(operand.position, value, name, None, version(value))
+    return Operand(operand.position, value, name, version(value))
 
 
 def crosses(edge: Any) -> bool:
@@ -209,7 +209,7 @@ def written_out(entry: Contribution, selected: Selected) -> list[Contribution] |
         if entry.operand.view is None and isinstance(form, (Part, Picked, Pullback, Scaled)):
             form = Dense(form.wide_dense())
         value = selected[name].detach()
-        operand = Operand(entry.operand.position, value, name, None, version(value))
+        operand = Operand(entry.operand.position, value, name, version(value))
         found.append(Contribution(entry.use, operand, form, entry.rule, entry.firing))
     return found
 

@@ -6,6 +6,7 @@ the forms of all.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Mapping
 
@@ -62,7 +63,8 @@ def _the_only(use: Use) -> int | None:
 def _of_one(use: Use) -> Use:
     """The same use, as if its sample were the only one."""
     kind = dataclasses.replace(use.kind, layouts=[_first(a) for a in use.kind.layouts])
-    same = dataclasses.replace(use, kind=kind)
+    same = copy.copy(use)
+    same.kind = kind
     layouts = [Layout(0, 1, torch.zeros_like(a.ids)) for a in use.out_layouts if a.ids is not None]
     same.tapped = dataclasses.replace(use.tapped, layouts=layouts)
     return same

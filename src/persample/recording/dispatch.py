@@ -111,9 +111,9 @@ class Dispatch:
                 result, written = args[0] if operator.inplace else out, operator.inplace
                 self._marking.store(operator, result, bad, roles.coloured, written=written)
                 return out
-        out = capture_use(self._context, operator, func, args, kwargs, roles)
-        if roles.key is not None and func not in self._entering:
-            self._learn.use(operator, func, args, kwargs, roles, out)
+        out, kind = capture_use(self._context, operator, func, args, kwargs, roles)
+        if kind is not None and roles.key is not None and func not in self._entering:
+            self._learn.use(operator, func, args, kwargs, roles, out, kind)
         return out
 
     def _of_nobody(self, roles: Roles) -> bool:

@@ -7,9 +7,9 @@ first of its kind.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, is_grad_enabled, is_inference_mode_enabled, nn
@@ -18,12 +18,11 @@ from ..guards.guards import Guards
 from ..layouts.layout import State
 from ..uses.context import Context
 from ..uses.results import Known
-from ..uses.use import Operand
 from .program import (
     Cursor,
     OfConstant,
     OfMark,
-    OfParameter,
+    Origins,
     Plain,
     Sequenced,
     Several,
@@ -53,74 +52,93 @@ class Follower:
         at = cursor.at or cursor.begin()
         if at is None:
             return MISSED
-        backward = self._backward
         for step in at.following:
-            if step.func is func:
-                if (
-                    self._pending
-                    or backward.receiving
-                    or backward.muted
-                    or not is_grad_enabled()
-                    or is_inference_mode_enabled()
-                    or (types and types != _PLAIN_TYPES)
-                ):  # other circumstances than a step's
-                    cursor.passing = True
-                    return MISSED
-                if step.only >= 0:
-                    if len(args) != 1 or kwargs or not self._is_result(step.only, args[0]):
-                        continue
-                    out = func(*args)
-                else:
-                    values = (*args, *kwargs.values()) if kwargs else args
-                    names = tuple(kwargs) if kwargs else ()
-                    if step.names != names or not self.agree(step.origins, values):
-                        continue
-                    out = self._run(step, func, args, kwargs, values)
-                cursor.at = step
+            if step.func is not func:
+                continue
+            backward = self._backward
+            if (
+                self._pending
+                or backward.receiving
+                or backward.muted
+                or not is_grad_enabled()
+                or is_inference_mode_enabled()
+                or (types and types != _PLAIN_TYPES)
+            ):  # other circumstances than a step's
+                cursor.passing = True
+                return MISSED
+            values = args
+            if kwargs:
+                if step.names != tuple(kwargs):
+                    continue
+                values = (*args, *kwargs.values())
+            elif step.names:
+                continue
+            if not self._agrees(step, values):
+                continue
+            if step.watched:
+                self._guards.constants_used([values[k] for k in step.watched], derived=False)
+            known = step.known
+            if step.use is not None:
+                out = repeat_use(self._context, step.use, func, values)
+            else:
+                out = func(*args, **kwargs) if kwargs else func(*args)
+            cursor.at = step
+            if step.source >= 0 or known.__class__ is not Known:
                 self.note(step, out, args)
                 return out
+            results = self._results
+            if not known.grad:
+                results.plain.append(len(results.each))
+            results.each.append((ref(out), out._version, known, None))
+            return out
         cursor.passing = False
         return MISSED
 
-    def agree(self, origins: Sequence[Any], values: Sequence[Any]) -> bool:
+    def _agrees(self, origins: Origins, values: Sequence[Any]) -> bool:
         """Whether every value comes from where it came from."""
-        if len(origins) != len(values):
+        if origins.count != len(values):
             return False
-        for origin, value in zip(origins, values, strict=True):
-            kind = origin.__class__
-            if kind is int:
-                fits = self._is_result(origin, value)
-            elif kind is OfParameter:
-                fits = (
-                    value is self._cursor.parameters[origin.slot]
-                    and value.requires_grad
-                    and value.shape == origin.shape
-                    and value.dtype is origin.dtype
-                    and id(value) not in self._marks
-                )
-            elif kind is Plain:
-                fits = value.__class__ is origin.kind and value == origin.value
-            elif kind is Sequenced:
-                fits = origin.fits(value)
-            elif kind is Several:
-                fits = value.__class__ is origin.kind
-                fits = fits and self.agree(origin.origins, value)
-            else:
-                fits = value.__class__ in CLASSES and self._is_known(origin, value)
-            if not fits:
+        results = self._results
+        each, marked = results.each, results.marked
+        for place, index in origins.results:
+            value = values[place]
+            made, version, known, _ = each[index]
+            if made() is not value or value is None or value._version != version:
+                return False  # another one, or it was written to
+            if value.requires_grad is not known.grad:
+                return False
+            if index < marked and not self._is_marked(value, known.state, known.batches):
+                return False
+        parameters, marks = self._cursor.parameters, self._marks
+        for place, origin in origins.parameters:
+            value = values[place]
+            if (
+                value is not parameters[origin.slot]
+                or not value.requires_grad
+                or value.shape != origin.shape
+                or value.dtype is not origin.dtype
+                or id(value) in marks
+            ):
+                return False
+        for place, other in origins.others:  # noqa: SIM110  (a generator takes longer)
+            if not self._fits(other, values[place]):
                 return False
         return True
 
-    def _is_result(self, index: int, value: Any) -> bool:
+    def _fits(self, origin: Any, value: Any) -> bool:
+        """Whether a value is like the one that the step was learned with."""
+        kind = origin.__class__
+        if kind is Plain:
+            return value.__class__ is origin.kind and bool(value == origin.value)
+        if kind is Sequenced:
+            return bool(origin.fits(value))
+        if kind is Several:
+            return value.__class__ is origin.kind and self._agrees(origin, value)
+        return value.__class__ in CLASSES and self._is_known(origin, value)
+
+    def is_result(self, index: int, value: Tensor) -> bool:
         """Whether a value is this result, and was not written to or given a history."""
-        results = self._results
-        ref, version, known, _ = results.each[index]
-        found: Any = ref()
-        if found is not value or found is None or found._version != version:
-            return False
-        if found.requires_grad is not known.grad:
-            return False
-        return index >= results.marked or self._is_marked(found, known.state, known.batches)
+        return self._agrees(Origins((index,)), (value,))
 
     def _is_marked(self, value: Tensor, state: State, batches: int) -> bool:
         mark = self._marks.get(id(value))
@@ -147,32 +165,12 @@ class Follower:
             return False
         return self._context.look(value) is None
 
-    def _run(self, step: Step, func: Any, args: Any, kwargs: Any, values: Sequence[Any]) -> Any:
-        """Run a call; a use, on its parameters of today."""
-        use = step.use
-        if step.watched:
-            pairs = zip(step.origins, values, strict=True)
-            self._guards.constants_used(
-                [value for origin, value in pairs if origin.__class__ is OfConstant], derived=False
-            )
-        if use is None:
-            return func(*args, **kwargs) if kwargs else func(*args)
-        assert isinstance(step.known, Known)
-        self._states.batches = step.known.batches
-        leaves, operands = list(values), []
-        for position, name in zip(use.kind.mine, use.names, strict=True):
-            value = leaves[position]
-            operands.append(
-                Operand(position, value.detach(), name, None, value._version, id(value))
-            )
-        return repeat_use(self._context, use.operator, func, use.kind, leaves, operands, use.place)
-
     def note(self, step: Step, out: Any, args: Any) -> None:
         """Write down what came out."""
         known, results = step.known, self._results
-        source = weakref.ref(args[step.source]) if step.source >= 0 else None
+        source = ref(args[step.source]) if step.source >= 0 else None
         if isinstance(known, Known):
-            results.add((weakref.ref(out), out._version, known, source))
+            results.add((ref(out), out._version, known, source))
         else:
             for tensor, one in zip(out, known, strict=True):
-                results.add((weakref.ref(tensor), tensor._version, one, source))
+                results.add((ref(tensor), tensor._version, one, source))
