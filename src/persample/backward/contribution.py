@@ -39,9 +39,11 @@ class Contribution:
 
     def keep(self) -> None:
         """Prepare it to be kept: as small as possible, and watched for writes."""
-        form = self.form
-        if form.__class__ is not Dense:
+        form, factors, place = self.form, self.use.kind.factors, self.operand.position
+        if form.__class__ is not Dense and place not in factors:
             form = self.form = small(form)
+            if form.__class__ is not Dense:
+                factors.add(place)
         if form.__class__ is not Dense or self.firing is not None:
             self.watched = form.tensors()
             if self.firing is not None:

@@ -26,9 +26,10 @@ def forms_of(
 
     ``rules`` are the user's own; where positions are asked for, samples stay together.
     """
-    own = rules.get(use.operator)
-    rule = use.rule or own or RULES.get(use.operator)
-    if n > 1 and not (use.tapped.usual or use.rule or own or positions):
+    operator = use.kind.operator
+    own = rules.get(operator)
+    rule = use.rule or own or RULES.get(operator)
+    if not use.tapped.usual and n > 1 and not (use.rule or own or positions):
         sample = _the_only(use)
         if sample is not None:
             forms, name = forms_of(_of_one(use), firing, 1, rules, positions=False)

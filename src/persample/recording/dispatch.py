@@ -43,7 +43,7 @@ class Dispatch:
         self._marking, self._sorted = Marking(context, guards), Sorting(context)
         self._repeats = Repeats(context, guards)
         self._cursor = Cursor(context)
-        follower = Follower(context, guards, self._cursor, custom.pending)
+        follower = Follower(context, guards, self._cursor, custom.pending, self._repeats.known)
         self.follow, self._learn = follower.follow, Learner(context, self._cursor, follower)
 
     def clear(self) -> None:

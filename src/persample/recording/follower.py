@@ -7,7 +7,7 @@ first of its kind.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 from weakref import ref
 
@@ -18,6 +18,7 @@ from ..guards.guards import Guards
 from ..layouts.layout import State
 from ..uses.context import Context
 from ..uses.results import Known
+from ..uses.tensor_states import Derived
 from .program import (
     Cursor,
     OfConstant,
@@ -39,12 +40,14 @@ class Follower:
     """Compares every call with the steps that may come next, and runs those that agree."""
 
     def __init__(
-        self, context: Context, guards: Guards, cursor: Cursor, pending: Sequence[Any]
-    ) -> None:
+        self, context: Context, guards: Guards, cursor: Cursor, pending: Sequence[Any],
+        repeated: Container[int],
+    ) -> None:  # fmt: skip
         self._context, self._guards, self._backward = context, guards, context.backward
         self._states, self._results = context.states, context.states.results
         self._marks, self._cursor = context.states.table, cursor
         self._pending = pending  # what a custom function may have read
+        self._repeated = repeated  # ids of parameters that are repeated for every sample
 
     def follow(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Run a call that agrees with what was learned; MISSED if none does."""
@@ -53,7 +56,7 @@ class Follower:
         if at is None:
             return MISSED
         for step in at.following:
-            if step.func is not func:
+            if step.func is not func and step.func != func:  # an attribute is made anew each time
                 continue
             backward = self._backward
             if (
@@ -66,30 +69,25 @@ class Follower:
             ):  # other circumstances than a step's
                 cursor.passing = True
                 return MISSED
-            values = args
-            if kwargs:
-                if step.names != tuple(kwargs):
+            if step.only >= 0:
+                if len(args) != 1 or kwargs or not self.is_result(step.only, args[0]):
                     continue
-                values = (*args, *kwargs.values())
-            elif step.names:
-                continue
-            if not self._agrees(step, values):
-                continue
-            if step.watched:
-                self._guards.constants_used([values[k] for k in step.watched], derived=False)
-            known = step.known
-            if step.use is not None:
-                out = repeat_use(self._context, step.use, func, values)
+                out = func(*args)
             else:
-                out = func(*args, **kwargs) if kwargs else func(*args)
+                values = (*args, *kwargs.values()) if kwargs else args
+                if step.names != (tuple(kwargs) if kwargs else ()):
+                    continue
+                if not self._agrees(step, values):
+                    continue
+                if step.watched:
+                    constants = [values[k] for k in step.watched]
+                    self._guards.constants_used(constants, derived=False)
+                if step.use is not None:
+                    out = repeat_use(self._context, step.use, func, values)
+                else:
+                    out = func(*args, **kwargs) if kwargs else func(*args)
             cursor.at = step
-            if step.source >= 0 or known.__class__ is not Known:
-                self.note(step, out, args)
-                return out
-            results = self._results
-            if not known.grad:
-                results.plain.append(len(results.each))
-            results.each.append((ref(out), out._version, known, None))
+            self.note(step, out, args)
             return out
         cursor.passing = False
         return MISSED
@@ -98,16 +96,8 @@ class Follower:
         """Whether every value comes from where it came from."""
         if origins.count != len(values):
             return False
-        results = self._results
-        each, marked = results.each, results.marked
         for place, index in origins.results:
-            value = values[place]
-            made, version, known, _ = each[index]
-            if made() is not value or value is None or value._version != version:
-                return False  # another one, or it was written to
-            if value.requires_grad is not known.grad:
-                return False
-            if index < marked and not self._is_marked(value, known.state, known.batches):
+            if not self.is_result(index, values[place]):
                 return False
         parameters, marks = self._cursor.parameters, self._marks
         for place, origin in origins.parameters:
@@ -134,30 +124,38 @@ class Follower:
             return bool(origin.fits(value))
         if kind is Several:
             return value.__class__ is origin.kind and self._agrees(origin, value)
-        return value.__class__ in CLASSES and self._is_known(origin, value)
+        return value.__class__ in CLASSES and self.is_known(origin, value)
 
     def is_result(self, index: int, value: Tensor) -> bool:
         """Whether a value is this result, and was not written to or given a history."""
-        return self._agrees(Origins((index,)), (value,))
+        results = self._results
+        made, version, known, _ = results.each[index]
+        if made() is not value or value is None or value._version != version:
+            return False
+        if value.requires_grad is not known.grad:
+            return False
+        return index >= results.marked or self._is_marked(value, known.state, known.batches)
 
-    def _is_marked(self, value: Tensor, state: State, batches: int) -> bool:
+    def _is_marked(self, value: Tensor, state: State | Derived, batches: int) -> bool:
         mark = self._marks.get(id(value))
         return (
             mark is not None
-            and mark.state is state
+            and (mark.state is state or _alike(mark.state, state))
             and mark.batches == batches
             and mark.unchanged(value)
         )
 
-    def _is_known(self, origin: OfMark | OfConstant, value: Tensor) -> bool:
+    def is_known(self, origin: OfMark | OfConstant, value: Tensor) -> bool:
         """Whether a tensor from elsewhere is like the one that the step was learned with."""
         if value.is_nested or value.shape != origin.shape or value.dtype is not origin.dtype:
             return False
         if value.is_inference():  # it has no version
             return False
         if isinstance(origin, OfMark):
-            return value.requires_grad is origin.grad and self._is_marked(
-                value, origin.state, origin.batches
+            return (
+                value.requires_grad is origin.grad
+                and id(value) not in self._repeated
+                and self._is_marked(value, origin.state, origin.batches)
             )
         if value.requires_grad or value.layout is not torch.strided:
             return False
@@ -170,7 +168,15 @@ class Follower:
         known, results = step.known, self._results
         source = ref(args[step.source]) if step.source >= 0 else None
         if isinstance(known, Known):
-            results.add((ref(out), out._version, known, source))
+            if not known.grad:
+                results.plain.append(len(results.each))
+            results.each.append((ref(out), out._version, known, source))
         else:
             for tensor, one in zip(out, known, strict=True):
                 results.add((ref(tensor), tensor._version, one, source))
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether two tensors are derived from parameters, recorded or not."""
+    both = isinstance(one, Derived) and isinstance(other, Derived)
+    return both and one.selected is other.selected

@@ -14,6 +14,7 @@ from ..layouts.layout import Layout
 from ..uses.context import Context
 from ..uses.results import Known
 from ..uses.signature import Kind
+from ..uses.tensor_states import EXCLUDED, SELECTED, Derived
 from .follower import CLASSES, Follower
 from .program import (
     Cursor,
@@ -83,14 +84,17 @@ class Learner:
             return
         values = flat(args, kwargs)
         origins = self._origins(values)
-        if origins is None or any(id(t) not in self._cursor.slots for t in roles.owned):
+        if origins is None:
             return
-        slots, rules = self._context.parameters.slots, self._context.options.rules
-        names = [slots[id(values[k])].name for k in kind.mine]
+        slots, rules, mine = self._context.parameters.slots, self._context.options.rules, []
+        for k in kind.mine:
+            slot = slots.get(id(values[k]))
+            mine.append((k, None if slot is None else slot.name, slot is None))
         known = Known(state, roles.all_batches(), out.requires_grad, aliasing=False, detached=False)
         use = UsePlan(
-            operator, kind, names, kind.constants(values), here(), known.batches,
+            operator, kind, mine, kind.constants(values), here(), known.batches,
             additive=operator.additive and operator.name not in rules,
+            wanted=any(self._context.is_selected(tensor) for tensor in roles.owned),
         )  # fmt: skip
         step = Step(func, origins, tuple(kwargs), known, -1, use, watched=bool(roles.loose))
         self._add(at, step, out, args)
@@ -144,9 +148,12 @@ class Learner:
             loose = loose and not value.is_nested and self._context.look(value) is None
             return OfConstant(value) if loose else None
         state = mark.state
-        if isinstance(state, Layout) and _closed(state) and mark.unchanged(value):
-            return OfMark(state, mark.batches, value)
-        return None
+        if isinstance(state, Derived):  # which rows of a table it holds makes no difference
+            state = SELECTED if state.selected else EXCLUDED
+        elif not _closed(state):
+            return None
+        marked = OfMark(state, mark.batches, value)
+        return marked if self._follower.is_known(marked, value) else None
 
     def _source(self, operator: Operator, args: Sequence[Any], roles: Roles) -> int | None:
         """The place of the argument that results may share memory with; None if it is hidden."""

@@ -24,6 +24,7 @@ from ..layouts.layout import Layout
 from ..uses.context import Context
 from ..uses.results import Known
 from ..uses.signature import Kind
+from ..uses.tensor_states import Derived
 
 _LIMIT = 1 << 14  # steps that are learned of one model
 _BESIDE = 32  # steps that may follow one step
@@ -39,11 +40,11 @@ class OfParameter:
 
 
 class OfMark:
-    """A tensor that is no result of a step, but has a mark: an input of the model, mostly."""
+    """A tensor that is no result of a step, but has a mark: an input, or of parameters."""
 
     __slots__ = ("batches", "dtype", "grad", "shape", "state")
 
-    def __init__(self, state: Layout, batches: int, tensor: Tensor) -> None:
+    def __init__(self, state: Layout | Derived, batches: int, tensor: Tensor) -> None:
         self.state, self.batches, self.grad = state, batches, tensor.requires_grad
         self.shape, self.dtype = tensor.shape, tensor.dtype
 
@@ -109,20 +110,19 @@ Origin = int | OfParameter | OfMark | OfConstant | Plain | Sequenced | Several
 class UsePlan:
     """How a step runs in which parameters are used with samples.
 
-    ``mine`` are the places of its parameters and their names. ``leaves`` are its plain values.
+    ``mine`` are the places of its parameters, their names, and whether they are derived from
+    others. ``leaves`` are its plain values.
     ``additive``: no derivative reads its values.
     """
 
     __slots__ = ("additive", "batches", "kind", "leaves", "mine", "operator", "place", "wanted")
 
     def __init__(
-        self, operator: Operator, kind: Kind, names: Sequence[str | None], leaves: list[Any],
-        place: Place | None, batches: int, *, additive: bool,
+        self, operator: Operator, kind: Kind, mine: list[tuple[int, str | None, bool]],
+        leaves: list[Any], place: Place | None, batches: int, *, additive: bool, wanted: bool,
     ) -> None:  # fmt: skip
         self.operator, self.kind, self.leaves, self.place = operator, kind, leaves, place
-        self.mine, self.additive = tuple(zip(kind.mine, names, strict=True)), additive
-        self.batches = batches
-        self.wanted = any(name is not None for name in names)
+        self.mine, self.batches, self.additive, self.wanted = mine, batches, additive, wanted
 
 
 class Step(Origins):
@@ -133,7 +133,7 @@ class Step(Origins):
     ``watched`` are the places of constants that a guard is told of.
     """
 
-    __slots__ = ("following", "func", "known", "names", "source", "use", "watched")
+    __slots__ = ("following", "func", "known", "names", "only", "source", "use", "watched")
 
     def __init__(
         self, func: Any, origins: tuple[Origin, ...] = (), names: tuple[str, ...] = (),
@@ -144,6 +144,9 @@ class Step(Origins):
         self.func, self.names, self.known, self.source, self.use = func, names, known, source, use
         constants = [k for k, origin in self.others if isinstance(origin, OfConstant)]
         self.watched = tuple(constants) if watched else ()
+        # the result that it takes, where it takes nothing else
+        alone = self.count == len(self.results) == 1 and not names and use is None
+        self.only = self.results[0][1] if alone else -1
         self.following: list[Step] = []
 
 

@@ -70,10 +70,14 @@ def capture_use(
 def repeat_use(context: Context, plan: UsePlan, func: Any, values: Sequence[Any]) -> Tensor:
     """A use that was learned: it draws no numbers and has one result, which is tapped."""
     kind, leaves, operands = plan.kind, list(values), []
-    for position, name in plan.mine:
+    for position, name, derived in plan.mine:
         value = values[position]
-        leaves[position] = inner = value.detach()
-        operands.append(Operand(position, inner, name, value._version, id(value)))
+        if derived:
+            operand = operand_of(context, position, value)
+        else:
+            operand = Operand(position, value.detach(), name, value._version, id(value))
+        leaves[position] = operand.value
+        operands.append(operand)
     if kind.template.simple:
         result: Tensor = func(*leaves)
     else:
@@ -84,6 +88,7 @@ def repeat_use(context: Context, plan: UsePlan, func: Any, values: Sequence[Any]
     saved = [values[k] for k in kind.data]
     if plan.additive:
         saved = [_stand_in(tensor) for tensor in saved]
+        _forget_values(context, plan.operator, operands)
     use = Use(context.ref, kind, func, plan.leaves, operands, plan.place, plan.batches)
     if _is_any_autocast_enabled():
         use.autocast = current_autocast(operands[0].value.device)

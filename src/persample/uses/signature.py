@@ -92,7 +92,8 @@ def tapped(found: Sequence[tuple[int, Layout, Reason | None, Tensor]]) -> Tapped
 class Kind:
     """Calls alike: operator, places of parameters (``mine``) and data among the leaves, layouts.
 
-    ``single`` is what is tapped where the only result is.
+    ``single`` is what is tapped where the only result is; ``factors`` are places of parameters
+    whose gradients take less memory as factors than written out.
     """
 
     operator: str
@@ -102,6 +103,7 @@ class Kind:
     layouts: list[Layout | None]
     inplace: bool = False
     single: Tapped | None = None
+    factors: set[int] = field(default_factory=set)
 
     def constants(self, leaves: Sequence[Any]) -> list[Any]:
         """A call's leaves without its tensors."""
