@@ -13,7 +13,6 @@ from torch.utils.checkpoint import checkpoint
 
 import persample
 from persample.testing import oracle, relative_error
-from persample.uses import signature
 
 from ..models import Fn, par
 
@@ -66,33 +65,26 @@ def net_of(call: Call, dtype: torch.dtype = torch.float64) -> nn.Module:
 
 def expect_exact(net: nn.Module, x: Tensor, tolerance: float = 1e-10) -> None:
     expected = oracle(net, loss_fn, x)
-    with persample.record(net) as tape:
-        tape.backward(loss_fn(net, x))
-    assert relative_error(tape.grads(), expected) < tolerance
-    assert relative_error(tape.grads(), expected) < tolerance  # asked again
-    sizes = sum(g.flatten(1).square().sum(1) for g in expected.values())
-    torch.testing.assert_close(tape.norms().square(), sizes, rtol=1e-4, atol=0.0)
+    for _ in range(2):  # as it is learned, and by what was learned
+        with persample.record(net) as tape:
+            tape.backward(loss_fn(net, x))
+        assert relative_error(tape.grads(), expected) < tolerance
+        assert relative_error(tape.grads(), expected) < tolerance  # asked again
+        sizes = sum(g.flatten(1).square().sum(1) for g in expected.values())
+        torch.testing.assert_close(tape.norms().square(), sizes, rtol=1e-4, atol=0.0)
 
 
 @pytest.mark.parametrize("swapped", [False, True])
 @pytest.mark.parametrize("name", PAIRS)
 def test_calls_that_differ_in_one_thing(name: str, swapped: bool) -> None:
     torch.manual_seed(0)
-    signature._KNOWN.clear()
     one, two = reversed(PAIRS[name]) if swapped else PAIRS[name]
     x = torch.randn(5, 3, dtype=torch.float64)
     for call in (one, two, one, lambda m, h: two(m, one(m, h)), lambda m, h: one(m, two(m, h))):
         expect_exact(net_of(call), x)
 
 
-def test_something_is_remembered() -> None:
-    signature._KNOWN.clear()
-    expect_exact(net_of(lambda m, h: F.linear(h, m.a)), torch.randn(5, 3, dtype=torch.float64))
-    assert any(kind.operator == "linear" for kind in signature._KNOWN.values())
-
-
 def test_other_dtypes_and_batches() -> None:
-    signature._KNOWN.clear()
     net = net_of(lambda m, h: F.linear(h, m.a, m.w))
     for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-5), (torch.float64, 1e-10)):
         for n in (5, 2, 5):
@@ -100,7 +92,6 @@ def test_other_dtypes_and_batches() -> None:
 
 
 def test_selection_and_freezing() -> None:
-    signature._KNOWN.clear()
     net, x = net_of(lambda m, h: F.linear(h, m.a, m.w)), torch.randn(5, 3, dtype=torch.float64)
     expected = oracle(net, loss_fn, x)
     for chosen in ({"a", "w"}, {"w"}, {"a"}, {"first.weight", "w"}):
@@ -113,7 +104,6 @@ def test_selection_and_freezing() -> None:
 
 
 def test_positions_and_loops_after_ordinary_recordings() -> None:
-    signature._KNOWN.clear()
     net = net_of(lambda m, h: F.linear(h, m.a, m.w))
     x = torch.randn(5, 6, 3, dtype=torch.float64)
     expected = oracle(net, loss_fn, x)

@@ -129,14 +129,11 @@ class Collector:
 
     def _take(self, use: Use, saved: tuple[Tensor, ...], grads: tuple[Tensor | None, ...]) -> None:
         context, options = self._context, self._context.options
-        user_code, backward = context.user_code, context.backward
-        if len(grads) == 1 and grads[0] is not None:
-            scaled: tuple[Tensor | None, ...] = (self._unscaled(grads[0]),)
-        else:
-            scaled = tuple([None if g is None else self._unscaled(g) for g in grads])
+        user_code, backward, copied = context.user_code, context.backward, context.caller.copied
+        scaled = tuple([None if g is None else self._unscaled(g) for g in grads])
         self._guards.fired(use, saved, scaled)
         if not options.lean and not backward.strict:  # those two ask at once
-            saved = tuple([context.caller.copied(t) for t in saved])
+            saved = (copied(saved[0]),) if len(saved) == 1 else tuple([copied(t) for t in saved])
         if backward.trouble is not None:
             return
         if not use.tapped.usual and self._reaches_nobody(use, scaled):

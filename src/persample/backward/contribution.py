@@ -39,9 +39,11 @@ class Contribution:
 
     def keep(self) -> None:
         """Prepare it to be kept: as small as possible, and watched for writes."""
-        form = self.form
-        if form.__class__ is not Dense:
+        form, factors, place = self.form, self.use.kind.factors, self.operand.position
+        if form.__class__ is not Dense and place not in factors:
             form = self.form = small(form)
+            if form.__class__ is not Dense:
+                factors.add(place)
         if form.__class__ is not Dense or self.firing is not None:
             self.watched = form.tensors()
             if self.firing is not None:
@@ -185,7 +187,7 @@ def table_behind(operand: Operand, selected: Selected) -> Operand:
     assert operand.lookup is not None
     name = operand.lookup.name
     value = selected[name].detach()
-    return Operand(operand.position, value, name, None, version(value))
+    return Operand(operand.position, value, name, version(value))
 
 
 def crosses(edge: Any) -> bool:
@@ -209,7 +211,7 @@ def written_out(entry: Contribution, selected: Selected) -> list[Contribution] |
         if entry.operand.view is None and isinstance(form, (Part, Picked, Pullback, Scaled)):
             form = Dense(form.wide_dense())
         value = selected[name].detach()
-        operand = Operand(entry.operand.position, value, name, None, version(value))
+        operand = Operand(entry.operand.position, value, name, version(value))
         found.append(Contribution(entry.use, operand, form, entry.rule, entry.firing))
     return found
 

@@ -6,6 +6,7 @@ the forms of all.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Mapping
 
@@ -29,9 +30,10 @@ def forms_of(
     """
     if isinstance(use.func, Gradient):
         return _of_gradient(use, firing, n)
-    own = rules.get(use.operator)
-    rule = use.rule or own or RULES.get(use.operator)
-    if n > 1 and not (use.tapped.usual or use.rule or own or positions):
+    operator = use.kind.operator
+    own = rules.get(operator)
+    rule = use.rule or own or RULES.get(operator)
+    if not use.tapped.usual and n > 1 and not (use.rule or own or positions):
         sample = _the_only(use)
         if sample is not None:
             forms, name = forms_of(_of_one(use), firing, 1, rules, positions=False)
@@ -79,7 +81,8 @@ def _the_only(use: Use) -> int | None:
 def _of_one(use: Use) -> Use:
     """The same use, as if its sample were the only one."""
     kind = dataclasses.replace(use.kind, layouts=[_first(a) for a in use.kind.layouts])
-    same = dataclasses.replace(use, kind=kind)
+    same = copy.copy(use)
+    same.kind = kind
     layouts = [Layout(0, 1, torch.zeros_like(a.ids)) for a in use.out_layouts if a.ids is not None]
     same.tapped = dataclasses.replace(use.tapped, layouts=layouts)
     return same

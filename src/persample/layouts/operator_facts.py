@@ -52,7 +52,9 @@ BY_SHAPE = frozenset(
     conv_transpose2d conv_transpose3d layer_norm rms_norm group_norm batch_norm softmax log_softmax
     sum mean amax amin logsumexp var std max_pool1d max_pool2d avg_pool1d avg_pool2d
     adaptive_avg_pool1d adaptive_avg_pool2d embedding pad constant_pad_nd cumsum repeat roll flip
-    where prelu cross_entropy_loss nll_loss_nd nll_loss nll_loss2d""".split()
+    where prelu cross_entropy_loss nll_loss_nd nll_loss nll_loss2d glu T""".split()
 )
+# The same, where no tensor but the one that is read takes part: none says what is picked.
+BY_SHAPE_ALONE = frozenset(("getitem",))
 # A custom function that takes parameters beside data, as if it were an operator.
 CUSTOM = "a custom autograd.Function"

@@ -13,7 +13,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .call import Rule, elementwise, first_only
-from .operator_facts import ADDITIVE, ALIASING, BY_SHAPE, FRESH, RANDOM, RECURRENT, SHAPE_ONLY
+from .operator_facts import (
+    ADDITIVE,
+    ALIASING,
+    BY_SHAPE,
+    BY_SHAPE_ALONE,
+    FRESH,
+    RANDOM,
+    RECURRENT,
+    SHAPE_ONLY,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +43,7 @@ class Operator:
     fresh: bool = False
     random: bool = False
     by_shape: bool = False
+    by_shape_alone: bool = False
     graph: bool = False
     recurrent: bool = False
     additive: bool = False
@@ -162,6 +172,7 @@ def _add_attribute(table: dict[Any, Operator], name: str, value: Any) -> None:
             rule=RULES.get(name),
             linear=name in LINEAR,
             aliasing=name in ALIASING,
+            by_shape=name in BY_SHAPE,
             graph=name == "grad_fn",
         )
     if name == "data":
@@ -207,6 +218,7 @@ def describe_operator(function: Any, name: str) -> Operator:
         graph=short in ("backward", "grad", "register_hook", NEEDS_GRAD),
         takes=short in _TAKES,
         by_shape=not inplace and (short in BY_SHAPE or found in (elementwise, first_only)),
+        by_shape_alone=short in BY_SHAPE_ALONE,
     )
 
 

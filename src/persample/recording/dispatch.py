@@ -43,7 +43,7 @@ class Dispatch:
         self._marking, self._sorted = Marking(context, guards), Sorting(context)
         self._repeats = Repeats(context, guards)
         self._cursor = Cursor(context)
-        follower = Follower(context, guards, self._cursor, custom.pending)
+        follower = Follower(context, guards, self._cursor, custom.pending, self._repeats.known)
         self.follow, self._learn = follower.follow, Learner(context, self._cursor, follower)
 
     def clear(self) -> None:
@@ -114,9 +114,9 @@ class Dispatch:
                 result, written = args[0] if operator.inplace else out, operator.inplace
                 self._marking.store(operator, result, bad, roles.coloured, written=written)
                 return out
-        out = capture_use(self._context, operator, func, args, kwargs, roles)
-        if roles.key is not None and func not in self._entering:
-            self._learn.use(operator, func, args, kwargs, roles, out)
+        out, kind = capture_use(self._context, operator, func, args, kwargs, roles)
+        if kind is not None and roles.key is not None and func not in self._entering:
+            self._learn.use(operator, func, args, kwargs, roles, out, kind)
         return out
 
     def _of_nobody(self, roles: Roles) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -13,7 +13,8 @@ from ..layouts import Operator
 from ..layouts.layout import Layout
 from ..uses.context import Context
 from ..uses.results import Known
-from ..uses.signature import known as known_kind
+from ..uses.signature import Kind
+from ..uses.tensor_states import EXCLUDED, SELECTED, Derived
 from .follower import CLASSES, Follower
 from .program import (
     Cursor,
@@ -72,26 +73,32 @@ class Learner:
 
     def use(
         self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any],
-        roles: Roles, out: Any,
+        roles: Roles, out: Any, kind: Kind,
     ) -> None:  # fmt: skip
-        """A use was recorded: learn it, if its kind was learned."""
-        at = self._learning(operator, func, roles)
-        kind = known_kind(roles.key, operator.inplace, len(args))
-        if at is None or kind is None or kind.single is None or out.__class__ is not Tensor:
+        """A use was recorded: learn it, if shapes and closed layouts decided all of it."""
+        at, mark = self._learning(operator, func, roles), self._marks.get(id(out))
+        state = None if mark is None else mark.state
+        if at is None or not _closed(state) or out.__class__ is not Tensor:
             return
-        if operator.recurrent or operator.random or self._context.user_code.differentiable:
+        if operator.random or kind.template.spec is not None:
             return
-        origins = self._origins(flat(args, kwargs))
-        if origins is None or any(id(t) not in self._cursor.slots for t in roles.owned):
+        if self._context.user_code.differentiable:
             return
-        slots, values = self._context.parameters.slots, flat(args, kwargs)
-        names = [slots[id(values[k])].name for k in kind.mine]
-        known = Known(
-            kind.single.layouts[0], roles.all_batches(), out.requires_grad,
-            aliasing=False, detached=False,
+        values = flat(args, kwargs)
+        origins = self._origins(values)
+        if origins is None:
+            return
+        slots, rules, mine = self._context.parameters.slots, self._context.options.rules, []
+        for k in kind.mine:
+            slot = slots.get(id(values[k]))
+            mine.append((k, None if slot is None else slot.name, slot is None))
+        known = Known(state, roles.all_batches(), out.requires_grad, aliasing=False, detached=False)
+        use = UsePlan(
+            operator, kind, mine, kind.constants(values), here(), known.batches,
+            additive=operator.additive and operator.name not in rules,
+            wanted=any(self._context.is_selected(tensor) for tensor in roles.owned),
         )  # fmt: skip
-        use, watched = UsePlan(operator, kind, names, here()), bool(roles.loose)
-        step = Step(func, origins, tuple(kwargs), known, -1, use, watched=watched)
+        step = Step(func, origins, tuple(kwargs), known, -1, use, watched=bool(roles.loose))
         self._add(at, step, out, args)
 
     def _learning(self, operator: Operator, func: Any, roles: Roles) -> Step | None:
@@ -133,7 +140,7 @@ class Learner:
         each = self._results.each
         for at in range(len(each) - 1, -1, -1):
             if each[at][0]() is value:
-                return at if self._follower.agree((at,), (value,)) else None
+                return at if self._follower.is_result(at, value) else None
         mark, where = self._marks.get(id(value)), self._cursor.slots.get(id(value))
         if where is not None:
             fits = mark is None and value.requires_grad
@@ -143,9 +150,12 @@ class Learner:
             loose = loose and not value.is_nested and self._context.look(value) is None
             return OfConstant(value) if loose else None
         state = mark.state
-        if isinstance(state, Layout) and _closed(state) and mark.unchanged(value):
-            return OfMark(state, mark.batches, value)
-        return None
+        if isinstance(state, Derived):  # which rows of a table it holds makes no difference
+            state = SELECTED if state.selected else EXCLUDED
+        elif not _closed(state):
+            return None
+        marked = OfMark(state, mark.batches, value)
+        return marked if self._follower.is_known(marked, value) else None
 
     def _source(self, operator: Operator, args: Sequence[Any], roles: Roles) -> int | None:
         """The place of the argument that results may share memory with; None if it is hidden."""
@@ -155,5 +165,5 @@ class Learner:
         return next((k for k, value in enumerate(args) if value is first), None)
 
 
-def _closed(state: Any) -> bool:
+def _closed(state: Any) -> TypeGuard[Layout]:
     return state.__class__ is Layout and state.ids is None and state.coupled is None

@@ -24,6 +24,7 @@ from ..layouts.layout import Layout
 from ..uses.context import Context
 from ..uses.results import Known
 from ..uses.signature import Kind
+from ..uses.tensor_states import Derived
 
 _LIMIT = 1 << 14  # steps that are learned of one model
 _BESIDE = 32  # steps that may follow one step
@@ -39,11 +40,11 @@ class OfParameter:
 
 
 class OfMark:
-    """A tensor that is no result of a step, but has a mark: an input of the model, mostly."""
+    """A tensor that is no result of a step, but has a mark: an input, or of parameters."""
 
     __slots__ = ("batches", "dtype", "grad", "shape", "state")
 
-    def __init__(self, state: Layout, batches: int, tensor: Tensor) -> None:
+    def __init__(self, state: Layout | Derived, batches: int, tensor: Tensor) -> None:
         self.state, self.batches, self.grad = state, batches, tensor.requires_grad
         self.shape, self.dtype = tensor.shape, tensor.dtype
 
@@ -79,13 +80,27 @@ class Sequenced:
         return bool(_kinds(value) == self.kinds and value == self.value)
 
 
-class Several:
+class Origins:
+    """Where values come from, sorted: ``results``, ``parameters`` and ``others``, with places."""
+
+    __slots__ = ("count", "others", "parameters", "results")
+
+    def __init__(self, origins: tuple[Origin, ...]) -> None:
+        places = list(enumerate(origins))
+        self.count, kinds = len(places), (int, OfParameter)
+        self.results = tuple([(k, o) for k, o in places if isinstance(o, int)])
+        self.parameters = tuple([(k, o) for k, o in places if isinstance(o, OfParameter)])
+        self.others = tuple([(k, o) for k, o in places if not isinstance(o, kinds)])
+
+
+class Several(Origins):
     """A list or tuple that holds tensors."""
 
-    __slots__ = ("kind", "origins")
+    __slots__ = ("kind",)
 
     def __init__(self, kind: type, origins: tuple[Origin, ...]) -> None:
-        self.kind, self.origins = kind, origins
+        super().__init__(origins)
+        self.kind = kind
 
 
 # an int counts the results of all steps before
@@ -93,38 +108,45 @@ Origin = int | OfParameter | OfMark | OfConstant | Plain | Sequenced | Several
 
 
 class UsePlan:
-    """How a step runs in which parameters are used with samples; ``names`` are its parameters'."""
+    """How a step runs in which parameters are used with samples.
 
-    __slots__ = ("kind", "names", "operator", "place")
+    ``mine`` are the places of its parameters, their names, and whether they are derived from
+    others. ``leaves`` are its plain values.
+    ``additive``: no derivative reads its values.
+    """
+
+    __slots__ = ("additive", "batches", "kind", "leaves", "mine", "operator", "place", "wanted")
 
     def __init__(
-        self, operator: Operator, kind: Kind, names: list[str | None], place: Place | None
-    ) -> None:
-        self.operator, self.kind, self.names, self.place = operator, kind, names, place
+        self, operator: Operator, kind: Kind, mine: list[tuple[int, str | None, bool]],
+        leaves: list[Any], place: Place | None, batches: int, *, additive: bool, wanted: bool,
+    ) -> None:  # fmt: skip
+        self.operator, self.kind, self.leaves, self.place = operator, kind, leaves, place
+        self.mine, self.batches, self.additive, self.wanted = mine, batches, additive, wanted
 
 
-class Step:
+class Step(Origins):
     """One call, and the steps that may follow it.
 
     ``names`` are those of its keywords, whose values come last. ``known`` is of its only result, or
     of several. Its results may share memory with the value at ``source``, if that is not negative.
-    ``watched``: a guard is told of its constants.
+    ``watched`` are the places of constants that a guard is told of.
     """
 
-    __slots__ = (
-        "following", "func", "known", "names", "only", "origins", "source", "use", "watched",
-    )  # fmt: skip
+    __slots__ = ("following", "func", "known", "names", "only", "source", "use", "watched")
 
     def __init__(
         self, func: Any, origins: tuple[Origin, ...] = (), names: tuple[str, ...] = (),
         known: tuple[Known, ...] | Known = (), source: int = -1, use: UsePlan | None = None,
         *, watched: bool = False,
     ) -> None:  # fmt: skip
-        self.func, self.origins, self.names, self.known = func, origins, names, known
-        self.source, self.use, self.watched = source, use, watched
+        super().__init__(origins)
+        self.func, self.names, self.known, self.source, self.use = func, names, known, source, use
+        constants = [k for k, origin in self.others if isinstance(origin, OfConstant)]
+        self.watched = tuple(constants) if watched else ()
         # the result that it takes, where it takes nothing else
-        alone = len(origins) == 1 and not names and use is None
-        self.only = origins[0] if alone and isinstance(origins[0], int) else -1
+        alone = self.count == len(self.results) == 1 and not names and use is None
+        self.only = self.results[0][1] if alone else -1
         self.following: list[Step] = []
 
 

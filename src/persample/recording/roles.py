@@ -59,14 +59,16 @@ class Sorting:
         key: list[Any] = [operator.name, self._states.n]
         values = [*args, *kwargs.keys(), *kwargs.values()] if kwargs else args
         if self._sort(operator, values, roles, key) and roles.coloured:
-            roles.key = tuple(key)
+            alone = len(roles.coloured) == 1 and not roles.owned and not roles.loose
+            if operator.by_shape or alone:
+                roles.key = tuple(key)
         return roles
 
     def _sort(
         self, operator: Operator, values: Sequence[Any], roles: Roles, key: list[Any]
     ) -> bool:
         """Whether every tensor is a constant, a parameter, or has a plain closed layout."""
-        plain = operator.by_shape and self._states.n != 1
+        plain = (operator.by_shape or operator.by_shape_alone) and self._states.n != 1
         slots, table = self._slots, self._table
         for value in values:
             kind = value.__class__

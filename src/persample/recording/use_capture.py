@@ -10,18 +10,19 @@ from torch import Tensor
 from torch._C import _is_any_autocast_enabled
 from torch.autograd import forward_ad
 
-from ..errors import Place, Reason, here
+from ..errors import Reason, here
 from ..layouts import Operator, collect
 from ..layouts.layout import CONSTANT, Additive, Constant, Layout, Mixed, State, closed
 from ..layouts.unowned_rows import assign_owners
 from ..run_state import RandomState, current_autocast, fingerprint
 from ..uses.context import ANCHOR, Context
 from ..uses.operands import operand_of
-from ..uses.signature import Kind, Tapped, known, learn, taken_apart, tapped
-from ..uses.tap import Tap, hook, source
+from ..uses.signature import Kind, taken_apart, tapped
+from ..uses.tap import Tap, hook
 from ..uses.tensor_states import Derived, same
 from ..uses.use import Operand, Use
 from .layout_memory import layouts_of
+from .program import UsePlan
 from .recurrent import CELLS, cell, request, unroll
 from .roles import Coloured, Roles
 
@@ -29,24 +30,20 @@ from .roles import Coloured, Roles
 def capture_use(
     context: Context, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any],
     roles: Roles,
-) -> Any:  # fmt: skip
-    """One use. The native operator runs on the detached parameter (unless the graph is wanted).
+) -> tuple[Any, Kind | None]:  # fmt: skip
+    """One use, and of what kind it is; None where it became several.
 
-    What calls alike have in common is learned once; then every call runs the same way.
+    The native operator runs on the detached parameter (unless the graph is wanted).
     """
     native = context.options.native
     again = context.user_code.differentiable and not context.options.loop
     if operator.recurrent and not (native or again):
         found = _stepwise(context, operator.name, args, kwargs)
         if found is not None:
-            return found
+            return found, None
     leaves, kind = _kind(operator, args, kwargs, roles)
     operands = [operand_of(context, k, leaves[k]) for k in kind.mine]
     closed = again and _may_be_differentiated(operator, operands, leaves, kind)
-    if kind.single is not None and not (native or operator.random or closed):
-        followed = repeat_use(context, operator, func, kind, leaves, operands, here(3))
-        context.states.put(followed, kind.single.layouts[0])
-        return followed
     target = leaves[0] if operator.inplace else None
     saved = (_data_and_graph if closed else _kept_data)(context, operator, leaves, kind)
     constants = kind.constants(leaves)
@@ -63,46 +60,46 @@ def capture_use(
         out = func(*call_args, **call_kwargs)
     _forget_values(context, operator, operands)
     result = out if target is None else leaves[0]
-    use = Use(
-        context.ref, kind, func, constants, operands, here(3),
-        random if random is not None and random.changed() else None, current_autocast(device),
-        context.states.batches, closed=closed,
-    )  # fmt: skip
+    use = Use(context.ref, kind, func, constants, operands, here(3), context.states.batches)
+    use.rng = random if random is not None and random.changed() else None
+    use.autocast = current_autocast(device)
+    use.closed = closed
     states = layouts_of(context.n or 0, operator, func, call_args, call_kwargs, result, roles)
     states, use.guessed = _settled(context, operator, states, result)
     followed = _tap(context, operator, use, result, states, saved)
     if target is not None:
-        return _write_back(context, target, followed)
-    if roles.key is not None:
-        learn(roles.key, kind)
-    return followed
+        return _write_back(context, target, followed), kind
+    return followed, kind
 
 
-def repeat_use(
-    context: Context, operator: Operator, func: Any, kind: Kind, leaves: list[Any],
-    operands: list[Operand], place: Place | None,
-) -> Tensor:  # fmt: skip
-    """A use of a kind that was learned: it draws no numbers and has one result, which is tapped."""
-    if operator.additive:
-        saved = _kept_data(context, operator, leaves, kind)
-    else:
-        saved = [leaves[k] for k in kind.data]
-    constants = kind.blank or kind.constants(leaves)
-    for operand in operands:
-        leaves[operand.position] = operand.value
+def repeat_use(context: Context, plan: UsePlan, func: Any, values: Sequence[Any]) -> Tensor:
+    """A use that was learned: it draws no numbers and has one result, which is tapped."""
+    kind, leaves, operands = plan.kind, list(values), []
+    for position, name, derived in plan.mine:
+        value = values[position]
+        if derived:
+            operand = operand_of(context, position, value)
+        else:
+            operand = Operand(position, value.detach(), name, value._version, id(value))
+        leaves[position] = operand.value
+        operands.append(operand)
     if kind.template.simple:
         result: Tensor = func(*leaves)
     else:
         args, kwargs = kind.template.call(leaves)
         result = func(*args, **kwargs)
-    if operator.additive:
-        _forget_values(context, operator, operands)
-    autocast = current_autocast(operands[0].value.device) if _is_any_autocast_enabled() else ()
-    use = Use(
-        context.ref, kind, func, constants, operands, place, None, autocast, context.states.batches
-    )
-    assert kind.single is not None
-    followed = _tap_single(context, operator, use, result, kind.single.layouts[0], saved)
+    if not plan.wanted:
+        return result
+    saved = [values[k] for k in kind.data]
+    if plan.additive:
+        saved = [_stand_in(tensor) for tensor in saved]
+        _forget_values(context, plan.operator, operands)
+    use = Use(context.ref, kind, func, plan.leaves, operands, plan.place, plan.batches)
+    if _is_any_autocast_enabled():
+        use.autocast = current_autocast(operands[0].value.device)
+    single = kind.single
+    assert single is not None
+    followed = _tap_single(context, plan.operator, use, result, single.layouts[0], saved)
     return result if followed is None else followed
 
 
@@ -130,9 +127,6 @@ def _kind(
     operator: Operator, args: Sequence[Any], kwargs: dict[str, Any], roles: Roles
 ) -> tuple[list[Any], Kind]:
     """A call's leaves, and what is common to calls like it."""
-    seen = known(roles.key, operator.inplace, len(args))
-    if seen is not None:
-        return [*args, *kwargs.values()], seen
     leaves, template = taken_apart(args, kwargs)
     owned = {id(t) for t in roles.owned}
     layouts = {id(t): s for t, s in roles.coloured if s.__class__ is Layout}
@@ -141,7 +135,6 @@ def _kind(
     kind = Kind(
         operator.name, template, [k for k in places if id(leaves[k]) in owned], data,
         [layouts.get(id(leaves[k])) for k in data], operator.inplace,
-        [None] * len(leaves) if len(places) == len(leaves) else None,
     )  # fmt: skip
     return leaves, kind
 
@@ -213,7 +206,9 @@ def _tap(
 ) -> Any:
     """Put one node behind the results that have a layout, and mark all of them."""
     if states.__class__ is Layout and isinstance(result, Tensor):
-        followed = _tap_single(context, operator, use, result, states, saved)
+        followed: Tensor | None = result
+        if use.wanted:
+            followed = _tap_single(context, operator, use, result, states, saved)
         if followed is not None:
             context.states.put(followed, states)
             return followed
@@ -235,6 +230,8 @@ def _tap(
         ]
     )
     if use.tapped.results and use.wanted:
+        if context.expects:
+            context.receiver.expect(use)
         _through_node(context, operator, use, outs, saved)
     for tensor, state in zip(outs, each, strict=True):
         if state is not None:
@@ -249,27 +246,18 @@ def _tap_single(
     saved: list[Tensor],
 ) -> Tensor | None:  # fmt: skip
     """Tap the only result: at its own node, or at one of ours. None if it has no gradient."""
-    if not use.wanted:
-        return result
-    made = None if context.options.native else source(operator, result)
-    if made is not None:
-        use.tapped = _single(use.kind, layout, result)
-        if context.expects:
-            context.receiver.expect(use)
-        hook(use, result, made, saved)
-        return result
-    if result.is_floating_point() or result.is_complex():
-        use.tapped = _single(use.kind, layout, result)
-        return _through_node(context, operator, use, [result], saved)[0]
-    return None
-
-
-def _single(kind: Kind, layout: Layout, out: Tensor) -> Tapped:
-    """The only result, and it is tapped; calls alike have the like."""
-    found = kind.single
-    if found is None or found.dtypes[0] is not out.dtype:
-        found = kind.single = tapped([(0, layout, None, out)])
-    return found
+    single = use.kind.single
+    if single is None or single.dtypes[0] is not result.dtype:
+        if not (result.is_floating_point() or result.is_complex()):
+            return None
+        single = use.kind.single = tapped([(0, layout, None, result)])
+    use.tapped = single
+    if context.expects:
+        context.receiver.expect(use)
+    if not context.options.native and operator.fresh and not operator.inplace:
+        if hook(use, result, saved):
+            return result
+    return _through_node(context, operator, use, [result], saved)[0]
 
 
 def _through_node(
@@ -284,8 +272,6 @@ def _through_node(
         dirty = False  # selective checkpointing keeps what it saw, forward mode a derivative
     picked = [outs[k].detach() if use.closed else outs[k] for k in use.tapped.results]
     use.fingerprint = fingerprint(saved)
-    if context.expects:
-        context.receiver.expect(use)
     new = Tap.apply(ANCHOR, use, len(saved), dirty, *saved, *picked)
     for k, tensor in zip(use.tapped.results, (new,) if len(picked) == 1 else new, strict=True):
         outs[k] = tensor

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import copy
 
 import torch
 from torch import Tensor
@@ -96,7 +96,8 @@ def prelu(use: Use, firing: Firing, n: int) -> Forms:
         raise Unsuited
     operand, shape = use.operands[0], weight.shape
     if x.dim() > 1:
-        operand = replace(operand, value=weight.reshape(-1, *[1] * (x.dim() - 2)), expanded=())
+        operand = copy.copy(operand)
+        operand.value, operand.expanded = weight.reshape(-1, *[1] * (x.dim() - 2)), ()
     part = torch.where(x > 0, 0, x * grad)  # not zero times a gradient that is infinite
     if operand.lookup is not None or own_of_samples(part, layout, operand):
         raise Unsuited

@@ -9,7 +9,6 @@ samples are separate in the use, they are in its gradient.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -67,11 +66,10 @@ def gradient_use(
         [*range(count), *range(count + mine, total)],
         [*use.kind.layouts, *(use.out_layouts[k] for k in given)],
     )
-    operands = [replace(operand, position=count + k) for k, operand in enumerate(use.operands)]
-    made = Use(
-        use.context, kind, Gradient(use, wanted, given), [None] * total, operands, use.place, None,
-        (), use.batches, closed=True,
-    )  # fmt: skip
+    operands = [operand.moved(count + k) for k, operand in enumerate(use.operands)]
+    func = Gradient(use, wanted, given)
+    made = Use(use.context, kind, func, [None] * total, operands, use.place, use.batches)
+    made.closed = True
     made.tapped = Tapped(
         list(range(len(wanted))),
         [layouts[k] or closed(0) for k in wanted],

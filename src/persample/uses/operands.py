@@ -16,12 +16,13 @@ def operand_of(context: Context, position: int, value: Tensor) -> Operand:
     slot = context.parameters.slots.get(id(value))
     if slot is not None:
         name = slot.name if value.requires_grad else None
-        return Operand(position, value.detach(), name, None, version(value), id(value))
+        return Operand(position, value.detach(), name, version(value), id(value))
     edge, state = None, context.look(value)
     if isinstance(state, Derived) and state.selected:
         edge = torch.autograd.graph.get_gradient_edge(value)
-    operand = Operand(position, value.detach(), None, edge, version(value))
+    operand = Operand(position, value.detach(), None, version(value))
     if edge is not None:
+        operand.edge = edge
         context.user_code.find_behind(edge.node)
         _find_view(context, value, operand)
         operand.lookup = state.lookup if isinstance(state, Derived) else None
@@ -49,7 +50,8 @@ def _find_copies(operand: Operand) -> None:
         value = value.narrow(d, 0, 1)
     edge = GradientEdge(*into)
     operand.expanded = axes
-    operand.once = Operand(operand.position, value.reshape(base), None, edge, operand.version)
+    operand.once = Operand(operand.position, value.reshape(base), None, operand.version)
+    operand.once.edge = edge
 
 
 def _find_view(context: Context, value: Tensor, operand: Operand) -> None:

@@ -92,8 +92,8 @@ def tapped(found: Sequence[tuple[int, Layout, Reason | None, Tensor]]) -> Tapped
 class Kind:
     """Calls alike: operator, places of parameters (``mine``) and data among the leaves, layouts.
 
-    ``blank`` are the leaves where all of them are tensors; ``single`` is what is tapped where the
-    only result is.
+    ``single`` is what is tapped where the only result is; ``factors`` are places of parameters
+    whose gradients take less memory as factors than written out.
     """
 
     operator: str
@@ -102,41 +102,9 @@ class Kind:
     data: list[int]
     layouts: list[Layout | None]
     inplace: bool = False
-    blank: list[Any] | None = None
     single: Tapped | None = None
-    learned: bool = False
+    factors: set[int] = field(default_factory=set)
 
     def constants(self, leaves: Sequence[Any]) -> list[Any]:
         """A call's leaves without its tensors."""
-        if self.blank is not None:
-            return self.blank
         return [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-
-
-_KNOWN: dict[tuple[Any, ...], Kind] = {}
-_LIMIT = 1 << 12
-
-
-def known(key: tuple[Any, ...] | None, inplace: bool, positional: int) -> Kind | None:
-    """The kind of calls with this key, if one was seen that was written the same way."""
-    if key is None:
-        return None
-    try:
-        kind = _KNOWN.get(key)
-    except TypeError:  # an argument that cannot be compared
-        return None
-    if kind is None or kind.inplace is not inplace or kind.template.positional != positional:
-        return None
-    return kind
-
-
-def learn(key: tuple[Any, ...], kind: Kind) -> None:
-    """Remember a kind, if shapes and closed layouts decide all of it; its key can be hashed."""
-    single = kind.single
-    if kind.learned or single is None or kind.template.spec is not None:
-        return
-    if single.layouts[0].ids is None and single.layouts[0].coupled is None:
-        if len(_KNOWN) >= _LIMIT:
-            _KNOWN.clear()
-        _KNOWN[key] = kind
-        kind.learned = True

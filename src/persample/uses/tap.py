@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._autograd import _top_saved_tensors_default_hooks as _saved_tensor_hooks
 
-from ..layouts import Operator
 from ..layouts.operator_facts import LATE, PRODUCTS
 from .context import ANCHOR
 from .gradient_use import gradient_use
@@ -88,34 +88,29 @@ class After:
         self.before(grads)
 
 
-def source(operator: Operator, result: Tensor) -> Tensor | None:
-    """The tensor whose node a hook can go on: the result, or what it is a reshaped view of.
+def hook(use: Use, result: Tensor, saved: Sequence[Tensor]) -> bool:
+    """Listen at the node of a result, or of what it is a reshaped view of; whether there is one.
 
     A view that is written to in place gets a new node, and gradients no longer pass its old one;
     they pass the node of the tensor it is a view of.
     """
-    if not operator.fresh or operator.inplace:
-        return None
-    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
-        return None
-    base = result._base
-    if base is None:
-        return result if result.grad_fn is not None else None
-    whole = base.numel() == result.numel() and base.is_contiguous() and result.is_contiguous()
-    return base if whole and base.grad_fn is not None else None
-
-
-def hook(use: Use, result: Tensor, made: Tensor, saved: Sequence[Tensor]) -> None:
-    """Listen at the node of ``made``, a tensor with the result's elements."""
+    if _saved_tensor_hooks(True) is not None:
+        return False
+    made, base, shape = result, result._base, None
+    if base is not None:
+        if base.numel() != result.numel() or not (base.is_contiguous() and result.is_contiguous()):
+            return False
+        made, shape = base, result.shape
     node = made.grad_fn
-    assert node is not None
-    shape = None if made is result else result.shape
+    if node is None:
+        return False
     before = Before(use, saved, made.output_nr, shape)
-    context = use.context() if use.operator in LATE else None
+    context = use.context() if use.kind.operator in LATE else None
     if context is not None and context.backward.strict:
         node.register_hook(After(before))
     else:
         node.register_prehook(before)
+    return True
 
 
 class Tap(torch.autograd.Function):

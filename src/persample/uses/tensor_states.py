@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -81,6 +82,9 @@ class Mark(weakref.ref[Tensor]):
         return self.history or not tensor.requires_grad
 
 
+_VERSION = attrgetter("_version")
+
+
 def version(tensor: Tensor) -> int:
     """The version counter; inference tensors have none."""
     try:
@@ -92,7 +96,7 @@ def version(tensor: Tensor) -> int:
 def versions(tensors: Iterable[Tensor]) -> list[int]:
     """The version counter of each."""
     try:
-        return [tensor._version for tensor in tensors]
+        return list(map(_VERSION, tensors))
     except RuntimeError:
         return [version(tensor) for tensor in tensors]
 

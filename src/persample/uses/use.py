@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -38,28 +39,34 @@ class Lookup:
     version: int
 
 
-@dataclass(slots=True)
 class Operand:
     """A parameter argument of a use: a parameter itself (``name``) or derived from parameters.
 
-    ``view`` is set if it is a strided view of one parameter, with the axes ``expanded`` (along
-    which it is repeated) shrunk to one; ``once`` if what is repeated was computed from parameters;
-    ``lookup`` if it holds rows of one, picked by constants. ``owner`` is the id of the parameter
-    itself.
+    ``owner`` is the id of the parameter itself. The rest is of derived tensors. ``edge`` leads to
+    the parameters behind it. ``view`` is set if it is a strided view of one parameter, with the
+    axes ``expanded`` (along which it is repeated) shrunk to one; ``once`` if what is repeated was
+    computed from parameters; ``lookup`` if it holds rows of one, picked by constants.
     """
 
-    position: int
-    value: Tensor
-    name: str | None
     edge: Any = None
-    version: int = 0
-    owner: int = 0
     view: View | None = None
     expanded: tuple[int, ...] = ()
     once: Operand | None = None
     lookup: Lookup | None = None
     sources: list[str] | None = None  # parameters behind it, once known
     lookups: dict[int, Any] | None = None  # look-ups behind it, once known, by their table's id
+
+    def __init__(
+        self, position: int, value: Tensor, name: str | None, version: int, owner: int = 0
+    ) -> None:
+        self.position, self.value, self.name = position, value, name
+        self.version, self.owner = version, owner
+
+    def moved(self, position: int) -> Operand:
+        """The same as another argument."""
+        found = copy.copy(self)
+        found.position = position
+        return found
 
     @property
     def wanted(self) -> bool:
@@ -98,24 +105,26 @@ class Listener(Protocol):
         """Takes what taps bring."""
 
 
-@dataclass(slots=True)
 class Use:
-    """Everything needed to run the operator again and to say whose gradient is whose."""
+    """Everything needed to run the operator again and to say whose gradient is whose.
 
-    context: Callable[[], Listener | None]  # a weak reference
-    kind: Kind
-    func: Callable[..., Any]
-    leaves: list[Any]
-    operands: list[Operand]
-    place: Place | None
-    rng: RandomState | None
-    autocast: tuple[tuple[str, torch.dtype], ...]
-    batches: int  # of its data
-    tapped: Tapped = field(init=False)
+    ``context`` is a weak reference; ``batches`` are those of its data.
+    """
+
+    tapped: Tapped
+    rng: RandomState | None = None
+    autocast: tuple[tuple[str, torch.dtype], ...] = ()
     fingerprint: Tensor | None = None
     guessed: Tensor | None = None  # where its results' samples are a guess
     rule: Callable[..., Any] | None = None  # its own, where none belongs to the operator
     closed: bool = False  # one node of the graph, whose gradient by data is a use again
+
+    def __init__(
+        self, context: Callable[[], Listener | None], kind: Kind, func: Callable[..., Any],
+        leaves: list[Any], operands: list[Operand], place: Place | None, batches: int,
+    ) -> None:  # fmt: skip
+        self.context, self.kind, self.func, self.leaves = context, kind, func, leaves
+        self.operands, self.place, self.batches = operands, place, batches
 
     @property
     def operator(self) -> str:

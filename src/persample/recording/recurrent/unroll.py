@@ -202,10 +202,7 @@ def _use(context: Context, weight: Tensor, bias: Tensor | None, layout: Layout) 
     others = {id(v): v.detach() for v in frozen}
     kind = Kind("linear", template, [operand.position for operand in operands], [0], [layout])
     kept = [others.get(id(v)) for v in leaves]
-    use = Use(
-        context.ref, kind, F.linear, kept, operands, here(), None, (),
-        context.states.batches,
-    )  # fmt: skip
+    use = Use(context.ref, kind, F.linear, kept, operands, here(), context.states.batches)
     use.tapped = tapped([(0, layout, None, weight.detach().new_empty(0, weight.shape[0]))])
     context.receiver.expect(use)
     return use

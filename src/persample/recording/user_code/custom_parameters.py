@@ -57,11 +57,10 @@ class OfParameters:
                     context.user_code.derived.append(into)
                 self._operands += [(j, name, p, edge) for name, p in parameters if name is not None]
         operands = [
-            Operand(j, p.detach(), name, None, version(p), id(p))
-            for j, name, p, _ in self._operands
+            Operand(j, p.detach(), name, version(p), id(p)) for j, name, p, _ in self._operands
         ]
         kind = Kind(CUSTOM, Template(None, 0, ()), [o.position for o in operands], [], [])
-        self.use = Use(context.ref, kind, node.apply, [], operands, place, None, (), 0)
+        self.use = Use(context.ref, kind, node.apply, [], operands, place, 0)
         self.use.rule = self._rule
         if operands:
             context.receiver.expect(self.use)
