@@ -50,7 +50,7 @@ CASES = (
 )
 SCRIPTS = (
     "scripts", "orders", "pieces", "stale", "choices", "nets", "overwritten", "afterwards",
-    "nobody", "coupled", "refills",
+    "nobody", "coupled", "ranked", "refills",
 )  # fmt: skip
 
 

@@ -211,23 +211,42 @@ def _options(batch: Any) -> dict[str, Any]:
     return {"n": int(batch[1].max()) + 1, "sample_ids": batch[1], "constants": (1,)}
 
 
-@cause("a sort over all rows, then a stable sort by graph (ragged top-k)", NEEDLESS, "loop", loop)
+def _keep(score: Tensor, owner: Tensor, count: Tensor) -> Tensor:
+    """The rows of each graph's two largest scores: all are sorted, then grouped by graph."""
+    _, first = torch.sort(score, descending=True)
+    grouped, second = torch.sort(owner[first], stable=True)
+    start = torch.cumsum(count, 0) - count
+    place = torch.arange(len(score)) - start[grouped]
+    return first[second[place < 2]]
+
+
+@cause("a sort over all rows, then a stable sort by graph (ragged top-k)")
 def ragged_top() -> Subject:
     def f(s: Any, x: Tensor, owner: Tensor) -> Tensor:
         score = torch.tanh((x * s.w).sum(-1))
-        _, first = torch.sort(score, descending=True)
-        _, second = torch.sort(owner[first], stable=True)
-        order = first[second]
-        count = torch.bincount(owner)
-        start = torch.cumsum(count, 0) - count
-        place = torch.arange(len(x)) - start[owner]
-        keep = order[place < 2]
+        keep = _keep(score, owner, torch.bincount(owner))
         kept = s.a(x[keep] * score[keep].unsqueeze(1))
-        return torch.zeros(len(count), 4, dtype=x.dtype).index_add(0, owner[keep], kept)
+        return torch.zeros(int(owner.max()) + 1, 4, dtype=x.dtype).index_add(0, owner[keep], kept)
 
     graphs = _graphs()
     batch = _joined(graphs, range(N))
     model = Fn(f, w=par(5), a=nn.Linear(5, 4))
+    return subject(model, *batch, pick=lambda rows: _joined(graphs, rows), options=_options)
+
+
+@cause("ragged top-k of equal scores, and again of what was kept")
+def ragged_top_twice() -> Subject:
+    def f(s: Any, x: Tensor, owner: Tensor) -> Tensor:
+        x = s.a(x.round())
+        for w in (s.w, s.v):
+            score = (x * w).sum(-1)
+            kept = _keep(score, owner, torch.bincount(owner))
+            x, owner = torch.tanh(x[kept] * score[kept, None]), owner[kept]
+        return torch.zeros(int(owner.max()) + 1, 4, dtype=x.dtype).index_add(0, owner, s.b(x))
+
+    graphs = [row[:2].repeat(6, 1) for row in _graphs()]
+    batch = _joined(graphs, range(N))
+    model = Fn(f, w=par(4), v=par(4), a=nn.Linear(5, 4), b=nn.Linear(4, 4))
     return subject(model, *batch, pick=lambda rows: _joined(graphs, rows), options=_options)
 
 

@@ -163,6 +163,30 @@ def split_views() -> Subject:
     return subject(Fn(f, a=nn.Linear(6, 4)), torch.randn(N, 6))
 
 
+@cause("constants are written to a part of a view, and the view is used")
+def constants_in_a_view() -> Subject:
+    def f(s: Any, x: Tensor) -> Tensor:
+        scores = s.a(x).view(len(x), 2, 3).unsqueeze(0)
+        for i in range(len(x)):
+            scores[:, i, 1:, 1:].fill_(-2.0)
+        scores[..., 0].zero_()
+        return s.b(scores.squeeze(0)).flatten(1)
+
+    return subject(Fn(f, a=nn.Linear(5, 6), b=nn.Linear(3, 2)), torch.randn(N, 5))
+
+
+@cause("constants are written to a part of a view under no_grad")
+def constants_without_gradients() -> Subject:
+    def f(s: Any, x: Tensor) -> Tensor:
+        hidden = s.a(x) * 1
+        with torch.no_grad():
+            hidden.view(len(x), 2, 3)[:, 1:].zero_()
+            hidden.detach()[:, :1].fill_(0.5)
+        return s.b(hidden)
+
+    return subject(Fn(f, a=nn.Linear(5, 6), b=nn.Linear(6, 2)), torch.randn(N, 5))
+
+
 @cause("a parameter is cloned and partly zeroed before use")
 def zeroed_part() -> Subject:
     def f(s: Any, x: Tensor) -> Tensor:

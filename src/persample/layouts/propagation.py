@@ -13,10 +13,12 @@ from .call import Call, Result, collect
 from .layout import Additive, Constant, Layout, Mixed, State
 from .operator_facts import CHOOSES
 from .operators import Operator
+from .ranking import READS, SAME, SORTS, counts_rows, coupling_after, regroup
 
 Coloured = list[tuple[Tensor, State]]
 _SCALES = frozenset(("mul", "multiply", "div", "divide", "true_divide"))
 _SUMS = frozenset(("add", "sub", "subtract", "rsub"))
+_FOLLOWED = READS | SORTS | SAME | _SUMS  # integers that are coupled are followed through these
 
 
 def propagate(
@@ -130,9 +132,13 @@ def _special(operator: Operator, call: Call, coloured: Coloured) -> Result | lis
     for tensor, state in coloured:
         if isinstance(state, Constant) or _is_size(operator, call, tensor):
             continue
+        real = tensor.is_floating_point() or tensor.is_complex()
+        if not real and isinstance(state, Layout) and state.coupled is not None:
+            state = state if operator.name in _FOLLOWED else Mixed(state.coupled)
         if operator.routes and not isinstance(state, Layout) and not tensor.requires_grad:
             index = operator.constant or not (call.args and tensor is call.args[0])
-            if index and not (tensor.is_floating_point() or tensor.is_complex()):
+            index = index or operator.name in READS  # a table of the whole batch
+            if index and not real:
                 chosen.append((tensor, state))  # an index: what it chooses is read off its values
                 continue
         live.append((tensor, state))
@@ -144,12 +150,17 @@ def _special(operator: Operator, call: Call, coloured: Coloured) -> Result | lis
         return _apply(operator, call)
     if operator.name in _SCALES:
         return _scale_by_batch(operator, call, live)
+    if operator.name in SORTS and isinstance(live[0][1], Layout):
+        found = regroup(call, live[0][0], live[0][1])
+        if found is not None:
+            return found
     if not operator.linear or any(isinstance(state, Mixed) for _, state in live):
         return Mixed(_first_reason(live, operator, call))
     if all(isinstance(state, Additive) for _, state in live):
         return _sum_of(live)
     if all(isinstance(state, Layout) for _, state in live):
-        return _propagate_coupled(operator, call, live, None)
+        why = _first_reason(chosen, operator, call) if chosen else None
+        return _propagate_coupled(operator, call, live, why)
     if _adds_numbers(operator, call):
         return _sum_of(live)
     return Mixed(_first_reason(live, operator, call))
@@ -217,14 +228,20 @@ def _propagate_coupled(
 ) -> Result | list[Result]:
     """The rule on plain layouts, and the memory that values depend on the whole batch."""
     layouts = dict(call.layouts)
-    for tensor, state in live:
-        if isinstance(state, Layout):
-            layouts[id(tensor)] = state.plain()
-            why = why or state.coupled
+    held = [(t, s) for t, s in live if isinstance(s, Layout) and s.coupled is not None]
+    layouts.update((id(tensor), layout.plain()) for tensor, layout in held)
     inner = Call(call.name, call.func, call.args, call.kwargs, call.out, layouts, call.n)
     result = _apply(operator, inner)
+    if held and why is None:
+        why = coupling_after(call, held)
     if isinstance(result, list):
         return [_tag(r, why) for r in result]
+    if (
+        operator.name in _SUMS
+        and isinstance(result, Layout)
+        and counts_rows(call.out, result, call.n)
+    ):
+        return result
     return _tag(result, why)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..guards.guards import Guards
 from ..layouts import Operator, collect
-from ..layouts.layout import CONSTANT, PURE, State
+from ..layouts.layout import CONSTANT, PURE, Layout, State
 from ..uses.context import Context
 from ..uses.tensor_states import EXCLUDED, SELECTED, Derived, Mark, same, version
 from ..uses.use import Lookup
@@ -35,7 +35,7 @@ class Marking:
         collect(out, outs)
         each = states if isinstance(states, list) else [states] * len(outs)
         for tensor, state in zip(outs, each, strict=True):
-            if state is None and tensor.requires_grad and not tensor.is_leaf:
+            if state is None and _has_history(tensor):
                 state = CONSTANT
             elif state is None and all(s is PURE for _, s in coloured):
                 state = PURE if _made(operator, tensor, {}, [t for t, _ in coloured]) else None
@@ -53,8 +53,10 @@ class Marking:
         known = self._table.get(id(tensor))
         if known is None and state is None:
             return
-        self._context.written.add(tensor, known, state)
         before = known.state if known is not None else None
+        if state in (None, CONSTANT) and isinstance(before, Layout) and tensor._base is not None:
+            state = before  # constants in a part of it: they may have any owner
+        self._context.written.add(tensor, known, state)
         self._states.rewrite(tensor, state or CONSTANT, changed=not same(before, state or CONSTANT))
 
     def memory(self, operator: Operator, out: Tensor, source: Tensor) -> Mark | None:
@@ -120,6 +122,14 @@ class Marking:
             return None
         kept = self._context.caller.copied(indices)
         return Lookup(slot.name, kept, padding_idx, weight.shape, version(kept))
+
+
+def _has_history(tensor: Tensor) -> bool:
+    """Whether gradients flow back from a tensor."""
+    try:
+        return tensor.requires_grad and not tensor.is_leaf
+    except RuntimeError:  # a view that was made, and written to, without gradients
+        return True
 
 
 def _made(

@@ -10,6 +10,7 @@ from ...errors import Mixing, Reason, here
 from ..call import Call, Result, axes, carry, elementwise
 from ..layout import Additive, Layout, Mixed, explicit, ids_of
 from ..operators import rule
+from ..ranking import WHY, rank
 from ..reshaping import squeeze_colours
 
 # where an operator's axes are among its arguments, and what they are by default
@@ -150,9 +151,6 @@ def trapezoid(call: Call) -> Result:
     return carry(call, [(y, dims)], out, () if out.dim() < y.dim() else dims)
 
 
-_RANKED = "the place of a sample's values depends on how they compare with other samples'"
-
-
 @rule("sort topk msort", routes=True)
 def order(call: Call) -> Result | list[Result]:
     """Sorting inside samples keeps their place; sorting the samples moves them by the indices."""
@@ -167,7 +165,9 @@ def order(call: Call) -> Result | list[Result]:
     found = explicit(squeeze_colours(ids.gather(axis, call.out[1]), call.n), call.n)
     if not x.is_floating_point():  # grouped by a key (experts): only routes
         return [found, None]
-    why = Reason(call.name, _RANKED, (tuple(x.shape),), here())
+    if call.name == "sort":
+        return [found.with_coupling(rank(call, x, axis, ids, call.out[1]))] * 2
+    why = Reason(call.name, WHY, (tuple(x.shape),), here())
     return [found.with_coupling(why), Mixed(why)]
 
 
@@ -178,9 +178,12 @@ def argsort(call: Call) -> Result:
     layout = call.layout(x)
     if layout is None or dims.isdisjoint(layout.axes):
         return along(call, dims)
-    if x.is_floating_point():
-        raise Mixing(_RANKED)
-    return None
+    if not x.is_floating_point():
+        return None
+    (axis,) = dims
+    ids = ids_of(layout, x.shape, call.n, x.device).expand(x.shape)
+    found = explicit(squeeze_colours(ids.gather(axis, call.out), call.n), call.n)
+    return found.with_coupling(rank(call, x, axis, ids, call.out))
 
 
 @rule("fft_fftn fft_ifftn fft_rfftn fft_irfftn fft_hfftn fft_ihfftn", linear=True)

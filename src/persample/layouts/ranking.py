@@ -1,0 +1,155 @@
+"""Rows sorted over all samples, and grouped again: each sample's rows in the sample's own order.
+
+A sort over all rows leaves the rows of a sample in their own order, with rows of others in between:
+where a row is depends on the whole batch, and the layout is coupled by an :class:`Arrangement`. A
+stable sort by keys that no two samples share brings the rows of a sample together again; its
+indices are coupled by the :class:`Regrouping`. What is read from the arrangement at these indices
+depends on one sample alone, and is not coupled any more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import Reason, here
+from .call import Call, Result
+from .layout import Layout, explicit, ids_of
+from .reshaping import squeeze_colours
+
+WHY = "the place of a sample's values depends on how they compare with other samples'"
+SORTS = frozenset(("sort", "argsort"))
+READS = frozenset(("getitem", "index", "index_select", "gather", "take_along_dim"))
+SAME = frozenset("to long type contiguous clone detach alias view reshape flatten".split())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Arrangement(Reason):
+    """Along an axis, each sample's rows are in its own order, among the rows of others."""
+
+    axis: int = 0
+    lines: bool = True  # whole rows were moved, not the elements of each column for themselves
+    orders: tuple[Tensor, Tensor] | None = None  # found, and of a stable sort, if they differ
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Regrouping(Reason):
+    """Values are places in an arrangement, of rows that belong to the same samples."""
+
+    of: Arrangement | None = None
+
+
+def rank(call: Call, x: Tensor, axis: int, ids: Tensor, indices: Tensor) -> Reason:
+    """Why values that were sorted over samples, and their indices, are coupled."""
+    about = (call.name, WHY, (tuple(x.shape),), here())
+    if bool((ids < 0).any()):
+        return Reason(*about)
+    stable = indices
+    if not call.kwargs.get("stable"):
+        descending = bool(call.arg(2, "descending", default=False))
+        stable = x.detach().sort(dim=axis, descending=descending, stable=True).indices
+    same = stable is indices or torch.equal(stable, indices)
+    orders = None if same else (indices.clone(), stable)
+    return Arrangement(*about, axis=axis, lines=x.dim() == 1, orders=orders)
+
+
+def regroup(call: Call, keys: Tensor, layout: Layout) -> Result | list[Result]:
+    """Arranged rows in a stable sort by integer keys that no two samples share; else None."""
+    why, indices = layout.coupled, call.out if call.name == "argsort" else call.out[1]
+    if not isinstance(why, Arrangement) or keys.is_floating_point():
+        return None
+    axis = call.arg(1, "dim", default=-1) % keys.dim()
+    if axis != why.axis or not call.kwargs.get("stable"):
+        return None
+    ids = ids_of(layout, keys.shape, call.n, keys.device).expand(keys.shape).gather(axis, indices)
+    shared = (keys.gather(axis, indices).diff(dim=axis) == 0) & (ids.diff(dim=axis) != 0)
+    if bool((ids < 0).any()) or bool(shared.any()):
+        return None
+    if why.orders is not None:
+        if why.orders[0].shape != keys.shape:
+            return None
+        _order_ties(
+            keys, axis, indices, *why.orders, descending=bool(call.kwargs.get("descending"))
+        )
+    found = explicit(squeeze_colours(ids, call.n), call.n)
+    again = found.with_coupling(Regrouping(why.operator, why.why, why.shapes, why.place, of=why))
+    return again if call.name == "argsort" else [found, again]
+
+
+def _order_ties(
+    keys: Tensor, axis: int, indices: Tensor, order: Tensor, stable: Tensor, *, descending: bool
+) -> None:
+    """Let a sample's equal values come in their own order, as in a stable sort of all values.
+
+    An unstable sort leaves the order of equal values open, and other samples decide it.
+    """
+    places = order.argsort(dim=axis)  # of each row in the arrangement
+    by_row = keys.gather(axis, places).gather(axis, stable)
+    again = by_row.sort(dim=axis, descending=descending, stable=True).indices
+    indices.copy_(places.gather(axis, stable.gather(axis, again)))
+
+
+def coupling_after(call: Call, coupled: list[tuple[Tensor, Layout]]) -> Reason | None:
+    """What couples the result of a linear operator on coupled layouts, if anything does."""
+    (tensor, layout), *others = coupled
+    if call.name in READS:
+        return _coupling_of_read(call, coupled)
+    same = call.name in SAME and not others and call.out.shape == tensor.shape
+    kept = same and call.out.dtype in (tensor.dtype, torch.long)
+    return layout.coupled if kept else _loose(layout.coupled)
+
+
+def _coupling_of_read(call: Call, coupled: list[tuple[Tensor, Layout]]) -> Reason | None:
+    source, index, axis = _parts(call)
+    whys = {id(tensor): layout.coupled for tensor, layout in coupled}
+    of, at = whys.pop(id(source), None), whys.pop(id(index), None)
+    first = of or at or next(iter(whys.values()))
+    if whys or axis is None or (at is not None and index.dtype is not torch.long):
+        return _loose(first)
+    if of is None and isinstance(at, Arrangement) and at.axis == axis:
+        if at.lines or call.out.shape == index.shape:
+            return at
+    if at is None and isinstance(of, Regrouping) and of.of is not None and of.of.lines:
+        return of
+    if isinstance(at, Regrouping) and isinstance(of, Arrangement) and at.of is of:
+        whole = call.out.shape == index.shape == source.shape
+        if of.axis == axis and (of.lines or whole):
+            return None
+    return _loose(first)
+
+
+def _parts(call: Call) -> tuple[Tensor, Any, int | None]:
+    """The source of a read, its index, and along which axis one tensor is the whole index."""
+    source = call.arg(0, "input", "self")
+    if call.name in ("getitem", "index"):
+        index = call.arg(1)
+        while isinstance(index, (tuple, list)) and len(index) == 1:
+            index = index[0]
+        return source, index, 0 if isinstance(index, Tensor) else None
+    index, dim = call.arg(2, "index"), call.arg(1, "dim")
+    if call.name == "take_along_dim":
+        index, dim = call.arg(1, "indices"), call.arg(2, "dim")
+    return source, index, None if dim is None else dim % max(source.dim(), 1)
+
+
+def _loose(why: Reason | None) -> Reason | None:
+    """The same reason, where it is no longer known how the places depend on the batch."""
+    if not isinstance(why, (Arrangement, Regrouping)):
+        return why
+    return Reason(why.operator, why.why, why.shapes, why.place, why.fix, why.real)
+
+
+def counts_rows(values: Tensor, layout: Layout, n: int) -> bool:
+    """Whether integers number the rows of each sample from zero on, as the sample alone would."""
+    if values.dim() != 1 or values.is_floating_point() or not values.numel():
+        return False
+    ids = ids_of(layout, values.shape, n, values.device).expand(values.shape)
+    if bool((ids < 0).any()):
+        return False
+    order = ids.argsort(stable=True)
+    count = ids.bincount(minlength=n)
+    start = (count.cumsum(0) - count)[ids[order]]
+    return torch.equal(values[order], torch.arange(len(ids), device=ids.device) - start)
