@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from ...errors import Mixing
-from ..call import Call, Result, carry, trailing
+from ..call import Call, Places, Result, carry, gather_colours, trailing
 from ..layout import Layout, closed, explicit, ids_of, merge
 from ..operators import rule
-from .contraction import Places, gather_colours
 from .shape import probe
 
 _CONV = {"conv1d": 1, "conv2d": 2, "conv3d": 3,
@@ -77,15 +76,6 @@ def pooling(call: Call) -> Result:
     return carry(call, operands, call.first, trailing(call.first, count))
 
 
-@rule("fractional_max_pool2d fractional_max_pool3d")
-def fractional(call: Call) -> Result:
-    """The random offsets are drawn for each sample of axis 0."""
-    if call.arg(0, "input").dim() != (4 if call.name.endswith("2d") else 5):
-        raise Mixing("fractional pooling of an unbatched input")
-    operands = [(t, set(range(1, t.dim()))) for t in call.tensors()]
-    return carry(call, operands, call.first, set(range(1, call.first.dim())))
-
-
 @rule("channel_shuffle native_channel_shuffle conv_tbc")
 def other_axes(call: Call) -> Result:
     """Permutes the channels; or (time, batch, channels)."""
@@ -93,11 +83,24 @@ def other_axes(call: Call) -> Result:
     return carry(call, [(call.arg(0, "input"), core)], call.out, core)
 
 
-@rule("affine_grid_generator")
-def affine_grid(call: Call) -> Result:
-    """Axis 0 is the batch."""
-    theta = call.arg(0, "theta")
-    return carry(call, [(theta, {1, 2})], call.out, set(range(1, call.out.dim())))
+# the number of axes below which an operator has no batch
+_LEAST = {"instance_norm": 3, "col2im": 3, "fractional_max_pool2d": 4, "fractional_max_pool3d": 5}
+
+
+@rule(
+    "affine_grid_generator group_norm native_group_norm instance_norm fractional_max_pool2d "
+    "fractional_max_pool3d"
+)
+def batch_first(call: Call) -> Result | list[Result]:
+    """Within each sample of axis 0; random offsets are drawn for each of them."""
+    x = call.arg(0, "input", "self", "theta")
+    if x.dim() < _LEAST.get(call.name, 0):
+        raise Mixing(f"{call.name} of an unbatched input")
+    outs = [call.out] if isinstance(call.out, Tensor) else call.out
+    return [carry(call, [(x, range(1, x.dim()))], t, range(1, t.dim())) for t in outs]
+
+
+rule("col2im", linear=True)(batch_first)
 
 
 @rule("grid_sampler grid_sampler_2d grid_sampler_3d")
@@ -118,26 +121,6 @@ def layer_norm(call: Call) -> Result | list[Result]:
     if isinstance(call.out, Tensor):
         return carry(call, [(x, core)], call.out, core)
     return [carry(call, [(x, core)], o, core) if o.dim() == x.dim() else None for o in call.out]
-
-
-@rule("group_norm native_group_norm")
-def group_norm(call: Call) -> Result | list[Result]:
-    """Within each sample of axis 0."""
-    x = call.arg(0, "input")
-    operands = [(x, set(range(1, x.dim())))]
-    if isinstance(call.out, Tensor):
-        return carry(call, operands, call.out, operands[0][1])
-    return [carry(call, operands, out, set(range(1, out.dim()))) for out in call.out]
-
-
-@rule("instance_norm")
-def instance_norm(call: Call) -> Result:
-    """Within each sample of axis 0 and each channel."""
-    x = call.arg(0, "input")
-    if x.dim() < 3:
-        raise Mixing("instance_norm of an unbatched input")
-    core = set(range(1, x.dim()))
-    return carry(call, [(x, core)], call.out, core)
 
 
 @rule("batch_norm native_batch_norm")

@@ -204,10 +204,3 @@ def stft(call: Call) -> Result:
 def gradient(call: Call) -> Result:
     """Finite differences along the named axes; each result has the input's axes."""
     return along(call, axes(call.kwargs.get("dim"), _input(call).dim()))
-
-
-@rule("multinomial")
-def multinomial(call: Call) -> Result:
-    """Draws within rows."""
-    x = call.arg(0, "input")
-    return carry(call, [(x, {x.dim() - 1})], call.out, {call.out.dim() - 1})
