@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from ..forms import Dense, Form, total, within
+from ..forms import Dense, Form, within
 from ..run_state import uncast
 from .collector import Collector
 from .consumers.kept import Kept, Looped
@@ -32,13 +32,7 @@ class KeptForms:
             self._changes = consumer.changes
         missing = {name for name in wanted if name not in self._cache}
         if missing:
-            parts: dict[str, list[Form]] = {name: [] for name in missing}
-            for contribution in consumer.contributions:
-                for name, form in self._collector.attached(contribution, missing):
-                    parts[name].append(form)
-            for name, found in parts.items():
-                if found:
-                    self._cache[name] = total(found)
+            self._cache |= self._collector.totals(consumer.contributions, missing)
         return {name: self._cache[name] for name in wanted if name in self._cache}
 
     def replace(self, forms: Mapping[str, Form]) -> None:

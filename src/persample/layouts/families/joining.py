@@ -55,8 +55,8 @@ _TURNED = {"fliplr": (1,), "flipud": (0,), "rot90": (0, 1)}  # unless a call nam
 def rotate(call: Call) -> Result | list[Result]:
     """Axes without samples may be turned freely."""
     x, layout = source_of(call)
-    named = call.ints(1, "dims") if call.name == "flip" else call.arg(2, "dims")
-    dims = axes(named or _TURNED.get(call.name), x.dim())
+    named = call.arg(2, "dims") or _TURNED.get(call.name)
+    dims = axes(call.ints(1, "dims") if call.name == "flip" else named, x.dim())
     if not any(d in dims for d in layout.axes):
         return layout
     return probe_layouts(call)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from ..views import reach
 _ALL_MOVED = frozenset(("block_diag", "select_scatter", "slice_scatter", "diagonal_scatter"))
 
 
-def probe(call: Call, function: Callable[..., Any] | None = None) -> Any:
+def probe(call: Call) -> Any:
     """Run the operator on colours instead of values; returns colours (-1: no sample).
 
     Colours are shifted by one, so that zeros an operator fills in mean "no sample". Constants have
@@ -42,7 +41,7 @@ def probe(call: Call, function: Callable[..., Any] | None = None) -> Any:
         return torch.zeros((), dtype=torch.long, device=value.device).expand(value.shape)
 
     args, kwargs = tree_map(colour, (tuple(call.args), dict(call.kwargs)))
-    out = (function or call.func)(*args, **kwargs)
+    out = call.func(*args, **kwargs)
     return tree_map(lambda t: squeeze_colours(t - 1, call.n) if isinstance(t, Tensor) else t, out)
 
 
