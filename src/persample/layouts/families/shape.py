@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -84,15 +83,11 @@ def reshape(call: Call) -> Result:
 def move_axes(call: Call) -> Result:
     """Axes change places, or one of size one is added: run on axes told apart by their sizes."""
     x, layout = source_of(call)
+    rank = call.out.dim() - call.name.startswith("unsqueeze")  # in place, x has changed by now
+    told_apart = torch.empty(tuple(range(2, rank + 2)), device="meta")
     others = {name: value for name, value in call.kwargs.items() if value is not x}
-    sizes = list(call.func(_axes_by_size(x.dim()), *call.args[1:], **others).shape)
-    return remap(layout, [sizes.index(d + 2) for d in range(x.dim())], len(sizes))
-
-
-@functools.cache
-def _axes_by_size(rank: int) -> Tensor:
-    """A tensor without memory whose axis d has size d + 2."""
-    return torch.empty(tuple(range(2, rank + 2)), device="meta")
+    sizes = list(call.func(told_apart, *call.args[1:], **others).shape)
+    return remap(layout, [sizes.index(d + 2) for d in range(rank)], len(sizes))
 
 
 @rule("squeeze squeeze_copy", linear=True)
