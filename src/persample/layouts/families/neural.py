@@ -96,8 +96,10 @@ def batch_first(call: Call) -> Result | list[Result]:
     x = call.arg(0, "input", "self", "theta")
     if x.dim() < _LEAST.get(call.name, 0):
         raise Mixing(f"{call.name} of an unbatched input")
+    given = call.tensors() if call.name.startswith("fractional") else [x]
+    operands = [(t, range(1, t.dim())) for t in given]
     outs = [call.out] if isinstance(call.out, Tensor) else call.out
-    return [carry(call, [(x, range(1, x.dim()))], t, range(1, t.dim())) for t in outs]
+    return [carry(call, operands, t, range(1, t.dim())) for t in outs]
 
 
 rule("col2im", linear=True)(batch_first)
