@@ -15,6 +15,7 @@ from ..distributed import is_freed
 from ..errors import UsageError, describe
 from ..forms import Dense, Form, Joint, Part, Picked, Pullback, Replay, Scaled, SingleSamples
 from ..guards.messages import hook_on_expanded
+from ..layouts.views import contiguous_strides
 from ..rules import OfTable
 from ..rules.embedding import of_table
 from ..uses.tensor_states import version, versions
@@ -140,11 +141,7 @@ def _reshaped(form: Form, shape: torch.Size) -> Form:
     """The same numbers with axes of size one left out."""
     if isinstance(form, Dense):
         return Dense(form.values.reshape(form.n, *shape))
-    strides, step = [], 1
-    for size in reversed(form.shape):
-        strides.append(step)
-        step *= size
-    return Part(form, shape, tuple(reversed(strides)), 0)
+    return Part(form, shape, contiguous_strides(form.shape), 0)
 
 
 def _pulled_back(form: Form, operand: Operand, parameter: Tensor) -> Form:

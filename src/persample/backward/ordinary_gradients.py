@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UsageError
-from ..forms import Form, total, within
+from ..forms import Form, within
 from ..run_state import uncast
 from ..uses.context import Context
 from .collector import Collector
@@ -50,13 +50,11 @@ class OrdinaryGradients:
     def _summed(self, contributions: list[Contribution]) -> dict[str, Tensor]:
         """Σᵢ gᵢ of one pass."""
         selected = self._context.parameters.selected
-        parts: dict[str, list[Form]] = {}
         for contribution in contributions:
             _expect_dense(contribution)
-            for name, form in self._collector.attached(contribution, selected):
-                parts.setdefault(name, []).append(form)
         with within(self._context.options.budget):
-            return {name: ones_sum(total(forms)) for name, forms in parts.items()}
+            totals = self._collector.totals(contributions, selected)
+            return {name: ones_sum(form) for name, form in totals.items()}
 
 
 def ones_sum(form: Form) -> Tensor:

@@ -156,14 +156,14 @@ class Processes:
 
 
 def _check_replica(replica: DistributedDataParallel) -> None:
-    if replica.static_graph:
-        raise _unsupported("DDP with static_graph=True", "DDP without it")
-    if replica._comm_hooks:
-        raise _unsupported("DDP with a communication hook", "DDP without it")
-    if replica.mixed_precision is not None:
-        raise _unsupported("DDP with mixed_precision", "torch.autocast")
-    if replica._delay_all_reduce_params:
-        raise _unsupported("DDP with delay_all_reduce_named_params", "DDP without it")
+    for found, what, instead in (
+        (replica.static_graph, "static_graph=True", "DDP without it"),
+        (replica._comm_hooks, "a communication hook", "DDP without it"),
+        (replica.mixed_precision, "mixed_precision", "torch.autocast"),
+        (replica._delay_all_reduce_params, "delay_all_reduce_named_params", "DDP without it"),
+    ):
+        if found:
+            raise _unsupported(f"DDP with {what}", instead)
 
 
 def _groups_of(module: Any) -> Sequence[Any]:

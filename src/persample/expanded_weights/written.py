@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from torch import Tensor
 
-from ..backward.consumers.protocol import Parts
+from ..backward.consumers.protocol import Consumer, Parts
 from ..backward.contribution import Contribution
 from ..forms import Form, Joint, Patches, total, wide, within
 
 _PARTS = 2  # parts in which the samples' rows of a conv3d are written out
 
 
-class Written:
+class Written(Consumer):
     """Rows of every parameter, written out as soon as a use fires; factors are freed."""
 
     def __init__(self, selected: Mapping[str, Tensor]) -> None:
         self.selected = selected
         self.rows: dict[str, Tensor] = {}
         self.waiting: dict[str, list[Form]] = {}
-
-    def expect(self, names: Iterable[str]) -> None:
-        """Nothing depends on it."""
-
-    def begin(self) -> None:
-        """A backward pass begins."""
 
     def take(self, contribution: Contribution, parts: Parts) -> None:
         """Add a use's rows; where code of the user's own follows, all uses wait for each other."""

@@ -96,17 +96,15 @@ def picked(pick: Pick, batch: Any, what: str) -> Any:
     """An entry of a batch: by key or attribute, by position, or by function."""
     if callable(pick):
         return pick(batch)
-    problem: Exception | None = None
     try:
         if isinstance(batch, Mapping) or not isinstance(pick, str):
             return batch[pick]
         return getattr(batch, pick)
     except (AttributeError, KeyError, IndexError, TypeError) as error:
-        problem = error
-    raise UsageError(
-        f"{what}={pick!r} is not in the batch", why=f"the batch is {described(batch)}",
-        fix="give a key, attribute or position of the batch, or a function of it",
-    ) from problem  # fmt: skip
+        raise UsageError(
+            f"{what}={pick!r} is not in the batch", why=f"the batch is {described(batch)}",
+            fix="give a key, attribute or position of the batch, or a function of it",
+        ) from error  # fmt: skip
 
 
 def resolved(options: Mapping[str, Any], batch: Any) -> dict[str, Any]:

@@ -286,13 +286,8 @@ class Inputs:
                     explicit(packed_ids(value).view(-1, *[1] * (value.data.dim() - 1)), n),
                 )
             return
-        samples = False
-        if not declared and value.dim() > self.dim and n is not None:
-            size = value.shape[self.dim]
-            if self.sample_ids is not None:
-                samples = size == self.sample_ids.numel()
-            else:
-                samples = size == n
+        rows = n if self.sample_ids is None else self.sample_ids.numel()
+        samples = not declared and value.dim() > self.dim and value.shape[self.dim] == rows
         if samples and n is not None:
             if self.sample_ids is not None:
                 self._mark_rows(path, value, n)

@@ -12,6 +12,7 @@ from ..errors import Mixing
 from .layout import Layout, State, align, ids_of, merge, remap
 
 Result = State | None
+Places = list[int | None]
 Rule = Callable[["Call"], "Result | list[Result]"]
 
 
@@ -121,21 +122,35 @@ def carry(
     A coloured core axis, or a coloured argument that is no operand, is mixing. Core axes may be
     counted from the end.
     """
-    core_out = {d % max(out.dim(), 1) if d < 0 else d for d in core}
-    loops = [d for d in range(out.dim()) if d not in core_out]
-    result: Layout | None = None
-    seen = 0
+    loops = _loops(out, core)
+    placed: list[tuple[Any, Places]] = []
     for tensor, core_in in operands:
-        layout = call.layouts.get(id(tensor))
-        if layout is None:
-            continue
-        seen += 1
-        mine = {d % max(tensor.dim(), 1) if d < 0 else d for d in core_in}
-        result = _carry_one(layout, tensor, mine, loops, out, result, call.n)
-    if seen < len(call.layouts):
-        known = {id(t) for t, _ in operands}
-        if any(key not in known for key in call.layouts):
-            raise Mixing(f"{call.name}: an argument holds samples that is shared by all rows")
+        if id(tensor) in call.layouts:
+            to = dict(zip(reversed(_loops(tensor, core_in)), reversed(loops), strict=False))
+            placed.append((tensor, [to.get(d) for d in range(tensor.dim())]))
+    return gather_colours(call, placed, out)
+
+
+def _loops(tensor: Tensor, core: Iterable[int]) -> list[int]:
+    """All axes but the core."""
+    rank = tensor.dim()
+    gone = {d % max(rank, 1) if d < 0 else d for d in core}
+    return [d for d in range(rank) if d not in gone]
+
+
+def gather_colours(
+    call: Call, operands: Sequence[tuple[Any, Places]], out: Tensor
+) -> Layout | None:
+    """Colours when every operand says where each of its axes goes (None: lost)."""
+    result: Layout | None = None
+    known = set()
+    for tensor, places in operands:
+        known.add(id(tensor))
+        layout = call.layout(tensor)
+        if layout is not None:
+            result = _place(layout, tensor, places, out, result, call.n)
+    if any(key not in known for key in call.layouts):
+        raise Mixing(f"{call.name}: an argument holds samples that is shared by all rows")
     return result
 
 
@@ -156,24 +171,7 @@ def carry_each(
     ]
 
 
-def _carry_one(
-    layout: Layout,
-    tensor: Tensor,
-    core: set[int],
-    loops: list[int],
-    out: Tensor,
-    result: Layout | None,
-    n: int,
-) -> Layout:
-    mine = [d for d in range(tensor.dim()) if d not in core]
-    places: list[int | None] = [None] * tensor.dim()
-    for back, d in enumerate(reversed(mine), 1):
-        if back <= len(loops):
-            places[d] = loops[-back]
-    return place(layout, tensor, places, out, result, n)
-
-
-def place(
+def _place(
     layout: Layout,
     tensor: Tensor,
     places: Sequence[int | None],

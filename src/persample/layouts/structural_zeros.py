@@ -7,7 +7,7 @@ A zero times what is not finite is not zero: the caller sees to that.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..errors import Mixing
 from .call import Call
-from .families.contraction import Places, einsum_places, product
+from .equations import places_of, product_equation, spell_terms
 from .layout import Constant, Layout, State, ids_of
 from .operators import Operator
 
@@ -50,49 +50,47 @@ def _constant(call: Call, tensor: Any) -> bool:
 
 def _product(call: Call) -> Layout | None:
     """Two factors, one of them constant: an element is of the samples that it is made of."""
-    if call.name == "einsum":
-        terms = call.args[1] if isinstance(call.args[1], (list, tuple)) else call.args[1:]
-        if len(terms) != 2 or not isinstance(call.args[0], str):
-            return None
-        operands = einsum_places(call.args[0], terms, call.out)
-    else:
-        a, b = call.arg(0, "input", "self"), call.arg(1, "other", "mat2")
-        operands = product(call, a, b, call.out)
-    (first, _), (second, _) = operands
-    if _constant(call, second):
-        first, second = second, first
-    layout = call.layout(second)
-    if layout is None or not _constant(call, first) or bool(first.all()):
+    equation, factors = _as_equation(call)
+    if len(factors) != 2 or not isinstance(equation, str):
         return None
-    if len(layout.axes) != 1 or not bool(second.isfinite().all()):
+    at = 1 if _constant(call, factors[1]) else 0
+    constant, data = factors[at], factors[1 - at]
+    layout = call.layout(data)
+    if layout is None or not _constant(call, constant) or bool(constant.all()):
         return None
-    return _read_zeros(call, first, second, layout, operands)
-
-
-def _read_zeros(
-    call: Call, constant: Tensor, data: Tensor, layout: Layout, operands: list[tuple[Any, Places]]
-) -> Layout | None:
-    """Run the product on where the constant is not zero, and on who is where on the data's axis."""
-    places = {id(tensor): where for tensor, where in operands}
-    if places[id(data)][layout.axes[0]] is not None:
+    if len(layout.axes) != 1 or not bool(data.isfinite().all()):
+        return None
+    letters = spell_terms(equation, factors, call.out.dim())
+    if places_of(letters[1 - at], letters[2])[layout.axes[0]] is not None:
         return None
     ids = ids_of(layout, data.shape, call.n, data.device)
-    where, known = constant.ne(0).double(), ids.clamp(min=0).double()
-    counts, sums, squares = (
-        _run(call, [t for t, _ in operands], {id(constant): where, id(data): values})
-        for values in ((ids >= 0).double(), known, known.square())
-    )
+
+    def run(values: Tensor) -> Tensor:
+        """The same product of where the constant is not zero, and of these values."""
+        given = [constant.ne(0).double(), values.expand(data.shape)]
+        return torch.einsum(equation, given if at == 0 else given[::-1])
+
+    return _read_zeros(ids, run)
+
+
+def _as_equation(call: Call) -> tuple[str, Sequence[Tensor]]:
+    """A product as ``einsum`` spells it, and its factors."""
+    if call.name == "einsum":
+        terms = call.args[1] if isinstance(call.args[1], (list, tuple)) else call.args[1:]
+        return call.args[0], terms
+    a, b = call.arg(0, "input", "self"), call.arg(1, "other", "mat2")
+    return product_equation(a.dim(), b.dim()), [a, b]
+
+
+def _read_zeros(ids: Tensor, run: Callable[[Tensor], Tensor]) -> Layout | None:
+    """The only sample that each element of a product is made of, if there is no other."""
+    known = ids.clamp(min=0).double()
+    counts, sums, squares = run((ids >= 0).double()), run(known), run(known.square())
     sample = (sums / counts.clamp(min=1)).round()
     # all numbers are the same if their sum and the sum of their squares are as if they were
     if bool((sums != counts * sample).any()) or bool((squares != counts * sample.square()).any()):
         return None
     return Layout(0, 1, _thin(torch.where(counts > 0, sample.to(torch.long), -1)))
-
-
-def _run(call: Call, tensors: Sequence[Tensor], values: dict[int, Tensor]) -> Tensor:
-    """The same product of other values."""
-    factors = [values[id(tensor)].expand(tensor.shape) for tensor in tensors]
-    return torch.einsum(call.args[0], factors) if call.name == "einsum" else torch.matmul(*factors)
 
 
 def _thin(colours: Tensor) -> Tensor:

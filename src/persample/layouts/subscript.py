@@ -13,13 +13,7 @@ def expand_index(index: Any, rank: int) -> list[Any]:
     """The index as one entry per consumed axis (None entries add axes), Ellipsis filled in."""
     entries = list(index) if isinstance(index, tuple) or _stands_for_tuple(index) else [index]
     entries = [torch.as_tensor(e) if isinstance(e, list) else e for e in entries]
-    used = 0
-    for entry in entries:
-        if isinstance(entry, Tensor) and entry.dtype in (torch.bool, torch.uint8):
-            used += entry.dim()
-        elif entry is not None and entry is not Ellipsis and not isinstance(entry, bool):
-            used += 1
-    fill = [slice(None)] * (rank - used)
+    fill = [slice(None)] * (rank - sum(_consumed(entry) for entry in entries))
     for at, entry in enumerate(entries):
         if entry is Ellipsis:
             return entries[:at] + fill + entries[at + 1 :]
@@ -42,6 +36,13 @@ def _is_array(entry: Any) -> bool:
     return type(entry).__name__ == "ndarray"
 
 
+def _consumed(entry: Any) -> int:
+    """How many axes an entry stands for; masks, for all of theirs."""
+    if isinstance(entry, Tensor) and entry.dtype in (torch.bool, torch.uint8):
+        return entry.dim()
+    return 0 if entry is None or entry is Ellipsis or isinstance(entry, bool) else 1
+
+
 def is_full(entry: Any) -> bool:
     """Whether an index entry takes all of its axis."""
     return isinstance(entry, slice) and entry == slice(None)
@@ -51,12 +52,7 @@ def axis_steps(entries: list[Any]) -> list[tuple[Any, int, int]]:
     """(entry, first axis it consumes, how many axes it consumes)."""
     steps, axis = [], 0
     for entry in entries:
-        if entry is None or isinstance(entry, bool):
-            count = 0
-        elif isinstance(entry, Tensor) and entry.dtype in (torch.bool, torch.uint8):
-            count = entry.dim()
-        else:
-            count = 1
+        count = _consumed(entry)
         steps.append((entry, axis, count))
         axis += count
     return steps

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -104,6 +104,11 @@ def colours_of(places: Mapping[Place, Layout], tensor: Tensor, n: int) -> Tensor
             return None
         seen.copy_(torch.maximum(seen, new))
     return colours.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Of a contiguous tensor of this shape."""
+    return torch.empty(shape, device="meta").stride()
 
 
 def reach(shape: torch.Size, stride: tuple[int, ...]) -> int:

@@ -71,26 +71,19 @@ def rooted(
     if name not in _EXPANDS | _REPEATS:
         return None
     before = [1] * (len(shape) - value.dim()) + [*value.shape]
-    if name in _EXPANDS:
-        axes = [d for d in range(len(shape)) if before[d] == 1 and shape[d] == n]
-        if not axes:
-            return None
-        along = dim if dim in axes else axes[0]
-
-        def expanded(_: dict[int, Tensor]) -> Any:
-            return (value.view(before) + zeros(value, len(shape), along)).expand(shape)
-
-        return expanded
     times = [s // b if b else 0 for s, b in zip(shape, before, strict=True)]
-    if times.count(n) != 1 or any(t not in (1, n) for t in times):
+    axes = [d for d, t in enumerate(times) if t == n]
+    if not axes:
         return None
-    axis = times.index(n)
+    if name in _REPEATS and (len(axes) > 1 or any(t not in (1, n) for t in times)):
+        return None
+    axis = dim if dim in axes else axes[0]
 
-    def repeated(_: dict[int, Tensor]) -> Any:
+    def again(_: dict[int, Tensor]) -> Any:
         apart = value.reshape(before).unsqueeze(axis)
-        return (apart + zeros(value, len(shape) + 1, axis)).flatten(axis, axis + 1)
+        return (apart + zeros(value, len(shape) + 1, axis)).flatten(axis, axis + 1).expand(shape)
 
-    return repeated
+    return again
 
 
 def fits(call: Call, found: Sequence[tuple[Tensor, Any]], coloured: Coloured, n: int) -> bool:

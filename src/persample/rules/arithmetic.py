@@ -28,12 +28,8 @@ def arithmetic(use: Use, firing: Firing, n: int) -> Forms:
         raise Unsuited
     if use.operator == "rsub":
         a, b = b, a
-    found: Forms = []
-    for operand in use.operands:
-        first = operand.value is a
-        part = _derivative(use.operator, a, b, grad, first, alpha)
-        found.append(unbroadcast(part, layout, operand, n))
-    return found
+    parts = [_derivative(use.operator, a, b, grad, o.value is a, alpha) for o in use.operands]
+    return [unbroadcast(p, layout, o, n) for p, o in zip(parts, use.operands, strict=True)]
 
 
 def _derivative(

@@ -6,13 +6,14 @@ the output. Letters of the data besides: positions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 
 import torch
 from torch import Tensor
 
 from ..forms import Form, Outer, Part
 from ..layouts.layout import Layout, remap
+from ..layouts.views import contiguous_strides
 from .by_sample import Unsuited, by_sample
 
 
@@ -29,17 +30,12 @@ def contraction(
     if grad.is_complex() and not weight.is_complex():  # the weight's gradient is its real part
         raise Unsuited
     x = x.conj() if x.is_complex() else x
-    for letter in data:  # summed over the data alone
-        if letter not in mine and letter not in out:
-            raise Unsuited
+    if any((c in data) + (c in mine) + (c in out) < 2 for c in data + mine + out):
+        raise Unsuited  # summed in one term alone, or repeated
     k = [c for c in mine if c in data and c in out]
     i = [c for c in mine if c in data and c not in out]
     o = [c for c in mine if c not in data and c in out]
     positions = [c for c in out if c not in mine]
-    if len(k) + len(i) + len(o) != len(mine) or len(positions) != len(out) - len(k) - len(o):
-        raise Unsuited
-    if any(c not in data for c in positions):  # an axis of the result that the weight repeats
-        raise Unsuited
     left = _arrange(grad, out, positions, k, o, layout, n)
     axis_layout = move_layout(layout, out, data)
     right = _arrange(x, data, positions, k, i, axis_layout, n)
@@ -50,7 +46,7 @@ def contraction(
         return Outer(right, left, shape)
     order = k + o + i
     form = Outer(left, right, torch.Size(sizes[c] for c in order))
-    strides = dict(zip(mine, _contiguous(weight.shape), strict=True))
+    strides = dict(zip(mine, contiguous_strides(weight.shape), strict=True))
     return Part(form, shape, tuple(strides[c] for c in order), 0)
 
 
@@ -70,14 +66,6 @@ def _drop_repeated(
         if sizes.get(data[d], 1) != 1:
             x, data = x.select(d, 0), data[:d] + data[d + 1 :]
     return x, data, weight, mine
-
-
-def _contiguous(shape: Sequence[int]) -> list[int]:
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= size
-    return strides[::-1]
 
 
 def _check(x: Tensor, data: str, weight: Tensor, mine: str, grad: Tensor, out: str) -> None:
@@ -106,20 +94,10 @@ def _arrange(
     n: int,
 ) -> Tensor:
     """(n, k, t, last): samples first, then blocks, positions, and the matrix axis."""
-    order = [*positions, *k, *last]
+    order = "".join([*positions, *k, *last])
     if any(letters[d] not in positions for d in layout.axes):
         raise Unsuited
-    where = [letters.index(c) for c in order]
-    places = [0] * len(order)
-    for new, old in enumerate(where):
-        places[old] = new
-    moved = x.permute(where)
-    rows = by_sample(moved, remap(layout, places, len(order)), n, len(k) + len(last))
-    blocks = 1
-    for c in k:
-        blocks *= x.shape[letters.index(c)]
-    width = 1
-    for c in last:
-        width *= x.shape[letters.index(c)]
-    rows = rows.reshape(rows.shape[0], rows.shape[1], blocks, width)
-    return rows.transpose(1, 2)
+    moved = x.permute([letters.index(c) for c in order])
+    rows = by_sample(moved, move_layout(layout, letters, order), n, len(k) + len(last))
+    blocks, width = (math.prod(x.shape[letters.index(c)] for c in each) for each in (k, last))
+    return rows.reshape(rows.shape[0], rows.shape[1], blocks, width).transpose(1, 2)

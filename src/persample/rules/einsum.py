@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import reduce
-from string import ascii_letters
 
 import torch
 from torch import Tensor
 
 from ..forms import Dense, Form, wide
+from ..layouts.equations import product_equation, spell_terms
 from ..layouts.layout import Layout
 from ..uses.use import Firing, Use
 from .by_sample import Unsuited, by_sample
 from .contraction import contraction, move_layout
-from .linear import product_letters
 from .table import Forms, rule
 
 
@@ -108,32 +107,15 @@ def parameter_axes(use: Use, firing: Firing, rank: int) -> set[int] | None:
     """The result's axes that belong to the parameter of a product; None if it is not a factor."""
     args, kwargs = use.arguments(firing)
     if use.operator == "einsum":
-        terms = list(args[1] if isinstance(args[1], (list, tuple)) else args[1:])
-        if len(terms) != 2 or not isinstance(args[0], str):
+        equation, terms = args[0], list(args[1] if isinstance(args[1], (list, tuple)) else args[1:])
+        if len(terms) != 2 or not isinstance(equation, str):
             return None
-        letters = tuple(spell_terms(args[0], terms, rank))
     else:
         both = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor)][-2:]
         terms = both[::-1] if use.operator == "rmatmul" else both
-        letters = product_letters(terms[0].dim(), terms[1].dim())
+        equation = product_equation(terms[0].dim(), terms[1].dim())
+    letters = spell_terms(equation, terms, rank)
     mine = [k for k, term in enumerate(terms) if any(o.value is term for o in use.operands)]
     if len(mine) != 1:
         return None
     return {d for d, c in enumerate(letters[2]) if c in letters[mine[0]]}
-
-
-def spell_terms(equation: str, terms: Sequence[Tensor], rank: int) -> list[str]:
-    """Every term's letters and the result's, without dots."""
-    left, arrow, right = equation.replace(" ", "").partition("->")
-    inputs = left.split(",")
-    if not arrow:
-        letters = left.replace(",", "").replace("...", "")
-        once = sorted(c for c in set(letters) if letters.count(c) == 1)
-        right = ("..." if "..." in left else "") + "".join(once)
-    spare = "".join(c for c in ascii_letters if c not in equation)
-    found = []
-    for term, tensor in zip(inputs, terms, strict=True):
-        width = tensor.dim() - len(term.replace("...", ""))
-        found.append(term.replace("...", spare[len(spare) - width :] if width else ""))
-    width = rank - len(right.replace("...", ""))
-    return [*found, right.replace("...", spare[len(spare) - width :] if width else "")]

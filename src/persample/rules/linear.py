@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..forms import Dense, Form, Outer, wide
+from ..layouts.equations import product_equation, spell_terms
 from ..layouts.layout import Layout
 from ..uses.use import Firing, Operand, Use
 from .broadcast import unbroadcast_rows
@@ -13,24 +14,11 @@ from .by_sample import Unsuited, factor
 from .contraction import contraction
 from .table import Forms, rule
 
-_LETTERS = "abcdefghijklmnopqrstuvwxyz"
-
-
-def product_letters(a: int, b: int) -> tuple[str, str, str]:
-    """Letters of ``a @ b`` for tensors of these ranks (batch axes broadcast from the right)."""
-    if a == 0 or b == 0:
-        raise Unsuited
-    batch = _LETTERS[: max(a - 2, b - 2, 0)]
-    left = batch[len(batch) - max(a - 2, 0) :] + ("yz" if a > 1 else "z")
-    right = batch[len(batch) - max(b - 2, 0) :] + ("zx" if b > 1 else "z")
-    out = batch + ("y" if a > 1 else "") + ("x" if b > 1 else "")
-    return left, right, out
-
 
 def _product(a: Tensor, b: Tensor, operand: Operand, grad: Tensor, layout: Layout, n: int) -> Form:
     if operand.value is b and b.dim() == 2 and a.dim() > 1 and not a.is_complex():
         return Outer(factor(a, layout, n), factor(grad, layout, n), b.shape)
-    left, right, out = product_letters(a.dim(), b.dim())
+    left, right, out = spell_terms(product_equation(a.dim(), b.dim()), [a, b], grad.dim())
     data, theirs, mine = (b, right, left) if operand.value is a else (a, left, right)
     weight, free = operand.value, operand.expanded
     for d in reversed(free):  # one matrix for all samples, not one for each

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from torch import Tensor
 
 from ..contribution import Contribution
-from .protocol import Parts
+from .protocol import Consumer, Parts
 
 
-class Kept:
+class Kept(Consumer):
     """The contributions of all passes; ``changes`` counts how often they became others."""
 
     def __init__(self) -> None:
         self.contributions: list[Contribution] = []
         self.changes = 0
         self._before = 0
-
-    def expect(self, names: Iterable[str]) -> None:
-        """Nothing depends on it."""
 
     def begin(self) -> None:
         """A backward pass begins."""
@@ -30,9 +25,6 @@ class Kept:
         contribution.keep()
         self.contributions.append(contribution)
         self.changes += 1
-
-    def finish(self) -> None:
-        """The pass counts."""
 
     def latest(self) -> list[Contribution]:
         """What the last pass brought."""
@@ -49,26 +41,11 @@ class Kept:
         self.changes += 1
 
 
-class Looped:
+class Looped(Consumer):
     """Rows of a recording whose losses were back-propagated one by one: nothing comes by taps."""
 
     def __init__(self, rows: dict[str, Tensor]) -> None:
         self.rows = rows
-
-    def expect(self, names: Iterable[str]) -> None:
-        """Nothing depends on it."""
-
-    def begin(self) -> None:
-        """The rows of earlier passes stay."""
-
-    def take(self, contribution: Contribution, parts: Parts) -> None:
-        """Nothing: the rows are written by whoever runs the passes."""
-
-    def finish(self) -> None:
-        """The rows of earlier passes stay."""
-
-    def rollback(self) -> None:
-        """The rows of earlier passes stay."""
 
     def clear(self) -> None:
         """Forget everything."""

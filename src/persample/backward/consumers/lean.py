@@ -43,7 +43,7 @@ from ...uses.options import Ahead
 from ...uses.tensor_states import version
 from ...uses.use import Operand, Use
 from ..contribution import Contribution
-from .protocol import Parts
+from .protocol import Consumer, Parts
 
 Visitor = Callable[[str, Form], None]
 # forms whose sum must be that of the rows that norms were taken of
@@ -65,7 +65,7 @@ class Along(NamedTuple):
 
 
 @dataclass(slots=True)
-class Lean:
+class Lean(Consumer):
     """The state of a lean recording."""
 
     ahead: Ahead

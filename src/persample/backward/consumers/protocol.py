@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
 from ...forms import Form
 from ..contribution import Contribution
@@ -11,8 +10,11 @@ from ..contribution import Contribution
 Parts = Callable[[Contribution], list[tuple[str, Form]]]
 
 
-class Consumer(Protocol):
-    """Takes one contribution after another: keeps it, streams it, or writes it out."""
+class Consumer:
+    """Takes one contribution after another: keeps it, streams it, or writes it out.
+
+    A method that a consumer leaves out does nothing.
+    """
 
     def expect(self, names: Iterable[str]) -> None:
         """A use of these parameters was recorded in forward."""

@@ -7,7 +7,7 @@ from torch import Tensor
 from ...errors import Mixing
 from ..call import Call, Result, axes, carry, trailing
 from ..operators import rule
-from .contraction import Places, batch, gather_colours
+from .contraction import gather_letters, spell
 
 
 @rule("linalg_vecdot cosine_similarity")
@@ -38,10 +38,8 @@ def pairwise_distance(call: Call) -> Result:
 @rule("cdist _cdist_forward _euclidean_dist")
 def cdist(call: Call) -> Result:
     """Like ``a @ b.mT``."""
-    a, b, out = call.arg(0, "x1"), call.arg(1, "x2"), call.out
-    left: Places = [*batch(a, 2, out, 2), out.dim() - 2, None]
-    right: Places = [*batch(b, 2, out, 2), out.dim() - 1, None]
-    return gather_colours(call, [(a, left), (b, right)], out)
+    given = [call.arg(0, "x1"), call.arg(1, "x2")]
+    return gather_letters(call, *spell("...ad,...bd->...ab", given, call.out))
 
 
 @rule("cross linalg_cross")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...errors import Mixing
-from ..call import Call, Result, axes, carry
+from ..call import Call, Result, carry
 from ..layout import Layout, align, explicit, ids_of, merge, remap
 from ..operators import rule
 from ..reshaping import squeeze_colours
@@ -259,10 +259,3 @@ def bincount(call: Call) -> Result:
 def crossing(call: Call) -> Result:
     """Every row is combined with every other row."""
     raise Mixing(f"{call.name} combines all rows")
-
-
-@rule("trace")
-def trace(call: Call) -> Result:
-    """Sums a diagonal: both axes are used."""
-    x = call.arg(0, "input")
-    return carry(call, [(x, axes(None, x.dim()))], call.out)

@@ -48,20 +48,15 @@ def repeat_interleave(call: Call) -> Result:
     return probe_layouts(call)  # type: ignore[return-value]
 
 
+_TURNED = {"fliplr": (1,), "flipud": (0,), "rot90": (0, 1)}  # unless a call names axes
+
+
 @rule("flip fliplr flipud roll rot90", linear=True)
 def rotate(call: Call) -> Result | list[Result]:
     """Axes without samples may be turned freely."""
     x, layout = source_of(call)
-    if call.name == "fliplr":
-        dims = {1}
-    elif call.name == "flipud":
-        dims = {0}
-    elif call.name == "rot90":
-        dims = axes(call.arg(2, "dims", default=(0, 1)), x.dim())
-    elif call.name == "roll":
-        dims = axes(call.arg(2, "dims") or None, x.dim())
-    else:
-        dims = axes(call.ints(1, "dims"), x.dim())
+    named = call.arg(2, "dims") or _TURNED.get(call.name)
+    dims = axes(call.ints(1, "dims") if call.name == "flip" else named, x.dim())
     if not any(d in dims for d in layout.axes):
         return layout
     return probe_layouts(call)

@@ -1,4 +1,4 @@
-"""Matrix functions: all axes but the last two are batch axes."""
+"""Operators on the last axes, matrix functions above all: the axes before them are a batch."""
 
 from __future__ import annotations
 
@@ -8,25 +8,33 @@ from ..call import Call, Result, carry, carry_each, trailing
 from ..layout import Layout
 from ..operators import rule
 
-# core axes of each result; the argument's core is the last two
-_RESULTS: dict[str, tuple[int, ...]] = {
-    "linalg_cholesky": (2,), "cholesky": (2,), "linalg_inv": (2,), "inverse": (2,),
-    "linalg_pinv": (2,), "pinverse": (2,), "linalg_matrix_exp": (2,), "matrix_exp": (2,),
-    "linalg_matrix_power": (2,), "matrix_power": (2,), "linalg_det": (0,), "det": (0,),
-    "logdet": (0,), "linalg_slogdet": (0, 0), "slogdet": (0, 0), "linalg_qr": (2, 2),
-    "qr": (2, 2), "linalg_svd": (2, 1, 2), "svd": (2, 1, 2), "linalg_svdvals": (1,),
-    "linalg_eigh": (1, 2), "linalg_eigvalsh": (1,), "linalg_eig": (1, 2), "linalg_eigvals": (1,),
-    "linalg_lu": (2, 2, 2), "linalg_lu_factor": (2, 1), "linalg_matrix_rank": (0,),
-    "linalg_cond": (0,), "cholesky_inverse": (2,), "linalg_cholesky_ex": (2, 0),
-    "linalg_inv_ex": (2, 0), "linalg_lu_factor_ex": (2, 1, 0), "lu": (2, 1, 0),
+# how many of the last axes are worked along: of the first argument, and of each result
+_LAST: dict[str, tuple[int, ...]] = {
+    "linalg_cholesky": (2, 2), "cholesky": (2, 2), "linalg_inv": (2, 2), "inverse": (2, 2),
+    "linalg_pinv": (2, 2), "pinverse": (2, 2), "linalg_matrix_exp": (2, 2), "matrix_exp": (2, 2),
+    "linalg_matrix_power": (2, 2), "matrix_power": (2, 2), "linalg_det": (2, 0), "det": (2, 0),
+    "logdet": (2, 0), "linalg_slogdet": (2, 0, 0), "slogdet": (2, 0, 0), "linalg_qr": (2, 2, 2),
+    "qr": (2, 2, 2), "linalg_svd": (2, 2, 1, 2), "svd": (2, 2, 1, 2), "linalg_svdvals": (2, 1),
+    "linalg_eigh": (2, 1, 2), "linalg_eigvalsh": (2, 1), "linalg_eig": (2, 1, 2),
+    "linalg_eigvals": (2, 1), "linalg_lu": (2, 2, 2, 2), "linalg_lu_factor": (2, 2, 1),
+    "linalg_matrix_rank": (2, 0), "linalg_cond": (2, 0), "cholesky_inverse": (2, 2),
+    "linalg_cholesky_ex": (2, 2, 0), "linalg_inv_ex": (2, 2, 0),
+    "linalg_lu_factor_ex": (2, 2, 1, 0), "lu": (2, 2, 1, 0), "trace": (2, 0),
+    "linalg_vander": (0, 1), "vander": (0, 1), "one_hot": (0, 1), "multinomial": (1, 1),
+    "_sample_dirichlet": (1, 1), "bucketize": (0, 0), "isin": (0, 0),
+    "view_as_real": (0, 1), "view_as_real_copy": (0, 1),
+    "view_as_complex": (1, 0), "view_as_complex_copy": (1, 0),
 }  # fmt: skip
 
 
-@rule(" ".join(_RESULTS))
-def matrix_function(call: Call) -> Result | list[Result]:
-    """Batched over leading axes."""
-    x = call.arg(0, "A", "input", "self")
-    return carry_each(call, [(x, trailing(x, 2))], _RESULTS[call.name])
+@rule(" ".join(_LAST))
+def of_last_axes(call: Call) -> Result | list[Result]:
+    """Batched over leading axes; what else is given is shared by all."""
+    x, (core, *cores) = (
+        call.arg(0, "A", "input", "self", "x", "tensor", "elements"),
+        _LAST[call.name],
+    )
+    return carry_each(call, [(x, trailing(x, core))], cores)
 
 
 @rule("linalg_lu_solve lu_solve lu_unpack")
@@ -82,13 +90,6 @@ def triangular(call: Call) -> Result | list[Result]:
         return side
     pairs = [(a, trailing(a, 2)), (b, trailing(b, core))]
     return carry_each(call, pairs, (2, 2))  # the solution, and a copy of the matrices
-
-
-@rule("linalg_vander vander")
-def vander(call: Call) -> Result:
-    """Powers along a new last axis."""
-    x = call.arg(0, "x")
-    return carry(call, [(x, ())], call.out, trailing(call.out, 1))
 
 
 @rule("ormqr")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...errors import Mixing
-from ..call import Call, Result, carry, elementwise
+from ..call import Call, Result, carry
 from ..layout import Additive, Layout
 from ..operators import rule
 
@@ -54,20 +54,9 @@ _POINTWISE = {
 @rule(" ".join(_POINTWISE))
 def pointwise_loss(call: Call) -> Result:
     """Element by element, then reduced."""
-    reduction = _reduction(call, _POINTWISE[call.name])
-    if reduction == _NONE:
-        return elementwise(call)
-    shape = torch.broadcast_shapes(*(t.shape for t in call.tensors()))
-    inner = Call(
-        call.name,
-        call.func,
-        call.args,
-        call.kwargs,
-        _stand_in(call, shape),
-        call.layouts,
-        call.n,
-    )
-    return _finish(elementwise(inner), reduction)
+    tensors = call.tensors()
+    shape = torch.broadcast_shapes(*(t.shape for t in tensors))
+    return _by_row(call, [(t, set()) for t in tensors], shape, _POINTWISE[call.name])
 
 
 @rule("cross_entropy_loss nll_loss_nd nll_loss nll_loss2d")

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from ...errors import Mixing
-from ..call import Call, Result, carry, trailing
-from ..layout import Layout, closed, explicit, ids_of, merge
+from ..call import Call, Places, Result, carry, gather_colours, trailing
+from ..layout import Layout, closed, explicit, ids_of
 from ..operators import rule
-from .contraction import Places, gather_colours
 from .shape import probe
 
 _CONV = {"conv1d": 1, "conv2d": 2, "conv3d": 3,
@@ -77,15 +76,6 @@ def pooling(call: Call) -> Result:
     return carry(call, operands, call.first, trailing(call.first, count))
 
 
-@rule("fractional_max_pool2d fractional_max_pool3d")
-def fractional(call: Call) -> Result:
-    """The random offsets are drawn for each sample of axis 0."""
-    if call.arg(0, "input").dim() != (4 if call.name.endswith("2d") else 5):
-        raise Mixing("fractional pooling of an unbatched input")
-    operands = [(t, set(range(1, t.dim()))) for t in call.tensors()]
-    return carry(call, operands, call.first, set(range(1, call.first.dim())))
-
-
 @rule("channel_shuffle native_channel_shuffle conv_tbc")
 def other_axes(call: Call) -> Result:
     """Permutes the channels; or (time, batch, channels)."""
@@ -93,11 +83,26 @@ def other_axes(call: Call) -> Result:
     return carry(call, [(call.arg(0, "input"), core)], call.out, core)
 
 
-@rule("affine_grid_generator")
-def affine_grid(call: Call) -> Result:
-    """Axis 0 is the batch."""
-    theta = call.arg(0, "theta")
-    return carry(call, [(theta, {1, 2})], call.out, set(range(1, call.out.dim())))
+# the number of axes below which an operator has no batch
+_LEAST = {"instance_norm": 3, "col2im": 3, "fractional_max_pool2d": 4, "fractional_max_pool3d": 5}
+
+
+@rule(
+    "affine_grid_generator group_norm native_group_norm instance_norm fractional_max_pool2d "
+    "fractional_max_pool3d"
+)
+def batch_first(call: Call) -> Result | list[Result]:
+    """Within each sample of axis 0; random offsets are drawn for each of them."""
+    x = call.arg(0, "input", "self", "theta")
+    if x.dim() < _LEAST.get(call.name, 0):
+        raise Mixing(f"{call.name} of an unbatched input")
+    given = call.tensors() if call.name.startswith("fractional") else [x]
+    operands = [(t, range(1, t.dim())) for t in given]
+    outs = [call.out] if isinstance(call.out, Tensor) else call.out
+    return [carry(call, operands, t, range(1, t.dim())) for t in outs]
+
+
+rule("col2im", linear=True)(batch_first)
 
 
 @rule("grid_sampler grid_sampler_2d grid_sampler_3d")
@@ -115,29 +120,8 @@ def layer_norm(call: Call) -> Result | list[Result]:
     """Over the trailing axes that normalized_shape names."""
     x, shape = call.arg(0, "input"), call.arg(1, "normalized_shape")
     core = trailing(x, len(shape))
-    if isinstance(call.out, Tensor):
-        return carry(call, [(x, core)], call.out, core)
-    return [carry(call, [(x, core)], o, core) if o.dim() == x.dim() else None for o in call.out]
-
-
-@rule("group_norm native_group_norm")
-def group_norm(call: Call) -> Result | list[Result]:
-    """Within each sample of axis 0."""
-    x = call.arg(0, "input")
-    operands = [(x, set(range(1, x.dim())))]
-    if isinstance(call.out, Tensor):
-        return carry(call, operands, call.out, operands[0][1])
-    return [carry(call, operands, out, set(range(1, out.dim()))) for out in call.out]
-
-
-@rule("instance_norm")
-def instance_norm(call: Call) -> Result:
-    """Within each sample of axis 0 and each channel."""
-    x = call.arg(0, "input")
-    if x.dim() < 3:
-        raise Mixing("instance_norm of an unbatched input")
-    core = set(range(1, x.dim()))
-    return carry(call, [(x, core)], call.out, core)
+    outs = [call.out] if isinstance(call.out, Tensor) else call.out
+    return [carry(call, [(x, core)], o, core) if o.dim() == x.dim() else None for o in outs]
 
 
 @rule("batch_norm native_batch_norm")
@@ -164,21 +148,17 @@ def recurrent(call: Call) -> Result | list[Result]:
         return _packed_recurrence(call, x, second)
     states = _states(call, call.arg(1, "hx"), x)
     batch = 0 if call.arg(8, "batch_first") else 1
-    out = call.out[0]
     if x.dim() != 3:
         raise Mixing("a recurrent layer on an unbatched input")
-    result: Layout | None = None
-    for tensor, axis in [(x, batch), *((s, 1) for s in states)]:
+    operands = [(x, {1 - batch, 2}), *((state, {0, 2}) for state in states)]
+    for tensor, core in operands:
         layout = call.layout(tensor)
-        if layout is None:
-            continue
-        if layout.axes not in ((axis,), ()):
-            raise Mixing(f"a recurrent layer runs along the samples (they must be on axis {axis})")
-        row = _at(layout, 0, 1)
-        result = row if result is None else merge(result, row, out.shape[batch : batch + 1], call.n)
-    if result is None:
-        return None
-    return [_at(result, batch, 3), *(_at(result, 1, 3) for _ in call.out[1:])]
+        if layout is not None and not core.isdisjoint(layout.axes):
+            raise Mixing(
+                f"a recurrent layer runs along the samples (they must be on axis {1 - min(core)})"
+            )
+    cores = [operands[0][1], *({0, 2} for _ in call.out[1:])]
+    return [carry(call, operands, t, core) for t, core in zip(call.out, cores, strict=True)]
 
 
 def _states(call: Call, hidden: Any, x: Tensor) -> list[Any]:
@@ -187,15 +167,6 @@ def _states(call: Call, hidden: Any, x: Tensor) -> list[Any]:
     if not {id(x), *map(id, states)}.issuperset(call.layouts):
         raise Mixing("the weights of a recurrent layer hold samples")
     return states
-
-
-def _at(layout: Layout, axis: int, rank: int) -> Layout:
-    """A layout of one axis, as one of another axis of a tensor of this rank."""
-    if layout.ids is None:
-        return closed(axis, layout.inner)
-    view = [1] * rank
-    view[axis] = -1
-    return Layout(axis, 1, layout.ids.view(view))
 
 
 def _packed_recurrence(call: Call, x: Tensor, sizes: Tensor) -> list[Result]:
@@ -228,38 +199,23 @@ def cell(call: Call) -> Result:
     return carry(call, [(t, {1}) for t in tensors if t is not None], call.first, {1})
 
 
-@rule("_pack_padded_sequence", linear=True, routes=True)
+@rule("_pack_padded_sequence _pad_packed_sequence", linear=True, routes=True)
 def pack(call: Call) -> list[Result]:
-    """Rows by time, then by sample."""
-    colours = probe(_thin(call))
-    return [_wide(colours[0], call.out[0], call.n), None]
+    """Rows by time, then by sample; or back to (time, batch), where padding is of no sample.
 
-
-@rule("_pad_packed_sequence", linear=True, routes=True)
-def unpack(call: Call) -> list[Result]:
-    """Back to (time, batch); padding belongs to no sample."""
-    thin = _thin(call)
-    args = list(thin.args)
-    args[3] = 0
-    colours = probe(Call(call.name, call.func, args, {}, call.out, thin.layouts, call.n))
-    return [_wide(colours[0], call.out[0], call.n), None]
-
-
-def _thin(call: Call) -> Call:
-    """The call on a single feature: the others have the same colours."""
-    x = call.args[0]
-    layout = call.layout(x)
-    lead = 1 if call.name == "_pad_packed_sequence" else 2
+    The operator runs on a single feature: the others have the same colours.
+    """
+    x, *others = call.args
+    layout, lead = call.layout(x), 2
+    if call.name == "_pad_packed_sequence":
+        lead, others[2] = 1, 0
     if layout is None or any(d >= lead for d in layout.axes):
         raise Mixing("packed sequences need the samples on the batch axis")
     while x.dim() > lead:
         x = x.select(-1, 0)
     ids = ids_of(layout, call.args[0].shape, call.n, x.device)
     ids = ids.reshape(ids.shape[:lead])
-    return Call(
-        call.name, call.func, [x, *call.args[1:]], {}, call.out, {id(x): Layout(0, 1, ids)}, call.n
-    )
-
-
-def _wide(ids: Tensor, out: Tensor, n: int) -> Layout:
-    return explicit(ids.view(tuple(ids.shape) + (1,) * (out.dim() - ids.dim())), n)
+    layouts = {id(x): Layout(0, 1, ids)}
+    colours = probe(Call(call.name, call.func, [x, *others], {}, call.out, layouts, call.n))[0]
+    rest = (1,) * (call.out[0].dim() - colours.dim())
+    return [explicit(colours.view(*colours.shape, *rest), call.n), None]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from ...errors import Mixing
-from ..call import Call, Result, carry, elementwise, first_only, trailing
-from ..layout import Layout, align
+from ..call import Call, Result, carry, elementwise, first_only
+from ..layout import align
 from ..operators import CONSTANT, RULES, rule
 
 rule(
@@ -56,13 +56,6 @@ def where(call: Call) -> Result | list[Result]:
 POINTWISE = frozenset({"where", *(name for name, found in RULES.items() if found is elementwise)})
 
 
-@rule("_sample_dirichlet")
-def sample_dirichlet(call: Call) -> Result:
-    """Draws from distributions on the last axis."""
-    x = call.arg(0, "input", "self")
-    return carry(call, [(x, trailing(x, 1))], call.out, trailing(call.out, 1))
-
-
 @rule("copy")
 def copy(call: Call) -> Result:
     """``x.copy_(y)``: whatever x was is gone."""
@@ -104,20 +97,6 @@ def fill(call: Call) -> Result:
     return None
 
 
-@rule("view_as_real view_as_real_copy")
-def view_as_real(call: Call) -> Result:
-    """Appends an axis of two."""
-    x = call.arg(0, "input")
-    return carry(call, [(x, ())], call.out, trailing(call.out, 1))
-
-
-@rule("view_as_complex view_as_complex_copy")
-def view_as_complex(call: Call) -> Result:
-    """Consumes an axis of two."""
-    x = call.arg(0, "input")
-    return carry(call, [(x, trailing(x, 1))], call.out)
-
-
 @rule(
     "prelu fake_quantize_per_channel_affine _fake_quantize_learnable_per_channel_affine "
     "fused_moving_avg_obs_fake_quant"
@@ -130,18 +109,6 @@ def by_channel(call: Call) -> Result:
             "model.apply(torch.ao.quantization.disable_observer)",
         )
     return carry(call, [(call.arg(0, "input"), ())], call.out)
-
-
-@rule("bucketize isin")
-def lookup(call: Call) -> Result:
-    """Each value is looked up on its own; boundaries and test elements are shared."""
-    return carry(call, [(call.arg(0, "input", "elements"), ())], call.out)
-
-
-@rule("one_hot")
-def one_hot(call: Call) -> Layout | None:
-    """Appends the class axis."""
-    return carry(call, [(call.arg(0, "tensor", "input"), ())], call.out, trailing(call.out, 1))
 
 
 @rule("unravel_index")

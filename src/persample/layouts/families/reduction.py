@@ -18,7 +18,8 @@ _AXES: dict[str, tuple[int, Any]] = {
     "norm": (2, None), "linalg_vector_norm": (2, None), "linalg_norm": (2, None),
     "linalg_matrix_norm": (2, (-2, -1)), "kthvalue": (2, -1), "quantile": (2, None),
     "nanquantile": (2, None), "glu": (1, -1), "diff": (2, -1), "topk": (2, -1), "sort": (1, -1),
-    "argsort": (1, -1), "msort": (1, 0),
+    "argsort": (1, -1), "msort": (1, 0), "trapezoid": (2, -1), "trapz": (2, -1),
+    "cumulative_trapezoid": (2, -1),
     **dict.fromkeys("fft_fft fft_ifft fft_rfft fft_irfft fft_hfft fft_ihfft".split(), (2, -1)),
     **dict.fromkeys(
         "fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2 fft_hfft2 fft_ihfft2".split(), (2, (-2, -1))
@@ -27,7 +28,7 @@ _AXES: dict[str, tuple[int, Any]] = {
 
 
 def _input(call: Call) -> Tensor:
-    found: Tensor = call.arg(0, "input", "self", "A", "v")
+    found: Tensor = call.arg(0, "input", "self", "A", "v", "y")
     return found
 
 
@@ -73,10 +74,10 @@ def sum_to_size(call: Call) -> Result:
 @rule(
     "amax amin prod any all logsumexp argmax argmin count_nonzero special_logsumexp aminmax "
     "median nanmedian mode std var std_mean var_mean norm linalg_vector_norm linalg_norm "
-    "frobenius_norm nuclear_norm linalg_matrix_norm kthvalue"
+    "frobenius_norm nuclear_norm linalg_matrix_norm kthvalue trapezoid trapz cumulative_trapezoid"
 )
 def reduction(call: Call) -> Result:
-    """Over the axes that the call names."""
+    """Over the axes that the call names; a spacing given as a tensor must be shared."""
     return reduce_colours(call, _dims(call))
 
 
@@ -116,7 +117,7 @@ def along(call: Call, dims: set[int]) -> Layout | None:
 
 @rule(
     "cumsum cumprod cummax cummin logcumsumexp softmax log_softmax special_softmax "
-    "special_log_softmax _softmax _log_softmax _safe_softmax glu"
+    "special_log_softmax _softmax _log_softmax _safe_softmax glu gradient"
 )
 def scan(call: Call) -> Result:
     """Along the axes that the call names."""
@@ -141,14 +142,6 @@ def diff(call: Call) -> Result:
     dims = _dims(call)
     pieces = [_input(call), call.arg(3, "prepend"), call.arg(4, "append")]
     return carry(call, [(p, dims) for p in pieces if p is not None], call.out, dims)
-
-
-@rule("trapezoid trapz cumulative_trapezoid")
-def trapezoid(call: Call) -> Result:
-    """Along one axis (lost, or shortened); spacing given as a tensor must be shared."""
-    y, out = call.arg(0, "y"), call.out
-    dims = axes(call.kwargs.get("dim", -1), y.dim())
-    return carry(call, [(y, dims)], out, () if out.dim() < y.dim() else dims)
 
 
 @rule("sort topk msort", routes=True)
@@ -201,16 +194,3 @@ def stft(call: Call) -> Result:
     x, out = call.arg(0, "input"), call.out
     lead = x.dim() - 1 if call.name == "stft" else out.dim() - 1
     return carry(call, [(x, set(range(lead, x.dim())))], out, set(range(lead, out.dim())))
-
-
-@rule("gradient")
-def gradient(call: Call) -> Result:
-    """Finite differences along the named axes; each result has the input's axes."""
-    return along(call, axes(call.kwargs.get("dim"), _input(call).dim()))
-
-
-@rule("multinomial")
-def multinomial(call: Call) -> Result:
-    """Draws within rows."""
-    x = call.arg(0, "input")
-    return carry(call, [(x, {x.dim() - 1})], call.out, {call.out.dim() - 1})

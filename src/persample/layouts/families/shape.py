@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from ..views import reach
 _ALL_MOVED = frozenset(("block_diag", "select_scatter", "slice_scatter", "diagonal_scatter"))
 
 
-def probe(call: Call, function: Callable[..., Any] | None = None) -> Any:
+def probe(call: Call) -> Any:
     """Run the operator on colours instead of values; returns colours (-1: no sample).
 
     Colours are shifted by one, so that zeros an operator fills in mean "no sample". Constants have
@@ -41,7 +40,7 @@ def probe(call: Call, function: Callable[..., Any] | None = None) -> Any:
         return torch.zeros((), dtype=torch.long, device=value.device).expand(value.shape)
 
     args, kwargs = tree_map(colour, (tuple(call.args), dict(call.kwargs)))
-    out = (function or call.func)(*args, **kwargs)
+    out = call.func(*args, **kwargs)
     return tree_map(lambda t: squeeze_colours(t - 1, call.n) if isinstance(t, Tensor) else t, out)
 
 
@@ -76,67 +75,19 @@ def reshape(call: Call) -> Result:
     return reshape_layout(layout, x.shape, call.out.shape, call.n, x.device)
 
 
-@rule("permute permute_copy", linear=True)
-def permute(call: Call) -> Result:
-    """Axis ``dims[k]`` becomes axis k."""
+@rule(
+    "permute transpose swapaxes swapdims t T H mT mH adjoint movedim moveaxis unsqueeze "
+    "permute_copy transpose_copy t_copy unsqueeze_copy",
+    linear=True,
+)
+def move_axes(call: Call) -> Result:
+    """Axes change places, or one of size one is added: run on axes told apart by their sizes."""
     x, layout = source_of(call)
-    dims = call.ints(1, "dims") or ()
-    return permute_layout(layout, [d % x.dim() for d in dims])
-
-
-def permute_layout(layout: Layout, order: Sequence[int]) -> Layout:
-    """The layout after ``permute(order)``."""
-    places = [0] * len(order)
-    for new, old in enumerate(order):
-        places[old] = new
-    return remap(layout, places, len(order))
-
-
-@rule("transpose swapaxes swapdims transpose_copy", linear=True)
-def transpose(call: Call) -> Result:
-    """Swaps two axes."""
-    x, layout = source_of(call)
-    if x.dim() == 0:
-        return layout
-    a = call.arg(1, "dim0", "axis0") % x.dim()
-    b = call.arg(2, "dim1", "axis1") % x.dim()
-    order = list(range(x.dim()))
-    order[a], order[b] = order[b], order[a]
-    return permute_layout(layout, order)
-
-
-@rule("t T H t_copy", linear=True)
-def turn(call: Call) -> Result:
-    """Reverses all axes."""
-    x, layout = source_of(call)
-    return permute_layout(layout, list(reversed(range(x.dim()))))
-
-
-@rule("mT mH adjoint", linear=True)
-def turn_matrix(call: Call) -> Result:
-    """Swaps the last two axes."""
-    x, layout = source_of(call)
-    return permute_layout(layout, [*range(x.dim() - 2), x.dim() - 1, x.dim() - 2])
-
-
-@rule("movedim moveaxis", linear=True)
-def movedim(call: Call) -> Result:
-    """Moves named axes, the others keep their order."""
-    x, layout = source_of(call)
-    source, goal = call.arg(1, "source"), call.arg(2, "destination")
-    sources = [s % x.dim() for s in ([source] if isinstance(source, int) else source)]
-    goals = [g % x.dim() for g in ([goal] if isinstance(goal, int) else goal)]
-    fixed = dict(zip(goals, sources, strict=True))
-    rest = iter(d for d in range(x.dim()) if d not in sources)
-    return permute_layout(layout, [fixed[k] if k in fixed else next(rest) for k in range(x.dim())])
-
-
-@rule("unsqueeze unsqueeze_copy", linear=True)
-def unsqueeze(call: Call) -> Result:
-    """Inserts an axis of one."""
-    x, layout = source_of(call)
-    at = call.arg(1, "dim") % (x.dim() + 1)
-    return remap(layout, [d + (d >= at) for d in range(x.dim())], x.dim() + 1)
+    rank = call.out.dim() - call.name.startswith("unsqueeze")  # in place, x has changed by now
+    told_apart = torch.empty(tuple(range(2, rank + 2)), device="meta")
+    others = {name: value for name, value in call.kwargs.items() if value is not x}
+    sizes = list(call.func(told_apart, *call.args[1:], **others).shape)
+    return remap(layout, [sizes.index(d + 2) for d in range(rank)], len(sizes))
 
 
 @rule("squeeze squeeze_copy", linear=True)
@@ -253,12 +204,3 @@ def unfold(call: Call) -> Result | list[Result]:
     if dim in layout.axes:
         return probe_layouts(call)
     return remap(layout, list(range(x.dim())), x.dim() + 1)
-
-
-@rule("col2im", linear=True)
-def fold(call: Call) -> Result:
-    """Patches back to images, batch first."""
-    x = call.arg(0, "input", "self")
-    if x.dim() != 3:
-        raise Mixing("fold of an unbatched input")
-    return carry(call, [(x, {1, 2})], call.out, set(range(1, call.out.dim())))
