@@ -141,12 +141,13 @@ def _run(
     rows = _rows(model, loss_fn, batch, options, state)
     state.restore()
     losses = loss_fn(model, batch)
-    if losses.dim() != 1:
+    if losses.dim() == 0:
         raise UsageError(
-            f"loss_fn must return one loss per sample, got {tuple(losses.shape)}",
+            "loss_fn must return one loss per sample, got one number",
             why="both checks compare samples with each other: a sum or a mean hides them",
-            fix='reduction="none" in the loss, then a mean over all axes but the first',
+            fix='reduction="none" in the loss',
         )
+    losses = losses.flatten(1).sum(1) if losses.dim() > 1 else losses
     generator = torch.Generator().manual_seed(0)
     shape = losses.shape[:1]
     c = torch.rand(shape, generator=generator, dtype=torch.float64, device="cpu") + 0.5

@@ -146,6 +146,20 @@ def test_loop_answers_what_is_refused(name: str) -> None:
         tape.clipped_sum(1.0)
 
 
+def test_constants_are_suggested_for_inputs_alone() -> None:
+    """What was computed with parameters is no input that was taken for samples by mistake."""
+    model = linear().double()
+    for losses, fix in (
+        (lambda h: (h @ h.T).logsumexp(1), "unproven"),
+        (lambda h: h @ X[:, :1].T.expand(h.shape[1], -1), "constants="),
+    ):
+        with pytest.raises(persample.MixedSamplesError) as caught, persample.record(model) as tape:
+            tape.mark(X)
+            tape.backward(losses(model(X)))
+        assert fix in caught.value.fix
+        assert ("constants=" in caught.value.fix) is (fix == "constants=")
+
+
 class TestMisuse:
     def test_no_backward(self) -> None:
         model = linear().double()

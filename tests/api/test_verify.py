@@ -45,6 +45,17 @@ def test_passes_what_keeps_samples_apart() -> None:
     assert persample.verify(nn.Linear(4, 3).double(), each, batch())
 
 
+def test_takes_several_losses_of_a_sample() -> None:
+    def squares(model: nn.Module, data: Batch) -> Tensor:
+        return model(data[0]).square()
+
+    assert persample.verify(nn.Linear(4, 3).double(), squares, batch())
+    coupled = persample.verify(
+        nn.Linear(4, 3).double(), lambda m, d: squares(m, d) * d[1].max(), batch()
+    )
+    assert coupled.interacting
+
+
 class Counted(nn.Module):
     """Buffers that every call writes to, replaces, or makes."""
 

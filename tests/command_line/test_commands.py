@@ -41,6 +41,8 @@ from ..inspection.inspected import blobs, losses, net
         (["verify", "tests.nowhere:step"], 2, "", "no module"),
         (["verify", "steps"], 2, "", "module:function"),
         (["verify", "tests.inspection.inspected:step"], 0, "passed", ""),
+        (["verify", "tests/inspection/inspected.py:step"], 0, "passed", ""),
+        (["verify", "./nowhere.py:step"], 2, "", "no module called 'nowhere'"),
         (["verify", "tests.inspection.inspected:listed"], 2, "", "one batch, or a batch each"),
         (["inspect", "tests.inspection.inspected:step"], 0, "suspects, most suspicious first", ""),
         (

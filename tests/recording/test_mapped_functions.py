@@ -169,6 +169,43 @@ def test_wrong_arguments_are_torchs_errors() -> None:
         model(torch.randn(3, N, dtype=torch.float64))
 
 
+TORCH_REFUSES: dict[str, Callable[[Tensor], Any]] = {
+    "no axis for mapped results": lambda h: torch.vmap(lambda r: r * 2, out_dims=None)(h),
+    "a branch": lambda h: torch.vmap(lambda r: r if r.sum() > 0 else -r)(h),
+    "a number": lambda h: torch.vmap(lambda r: r * r.sum().item())(h),
+    "random numbers": lambda h: torch.vmap(lambda r: r * torch.rand_like(r))(h),
+    "a result that is no tensor": lambda h: torch.vmap(lambda r: (r, 2))(h)[0],
+}
+
+
+@pytest.mark.parametrize("name", TORCH_REFUSES)
+def test_what_torch_refuses_is_refused(name: str) -> None:
+    model, x = build(lambda m, h: TORCH_REFUSES[name](h)), torch.randn(3, N, dtype=torch.float64)
+    with pytest.raises((RuntimeError, ValueError)) as native:
+        model(x)
+    with persample.record(model), pytest.raises(type(native.value)) as found:
+        model(x)
+    assert str(found.value) == str(native.value)
+
+
+def test_a_function_that_counts_its_calls_is_refused() -> None:
+    calls: list[int] = []
+    model = build(lambda m, h: torch.vmap(lambda r: calls.append(0) or r * len(calls))(h))  # type: ignore[func-returns-value]
+    with pytest.raises(persample.MixedSamplesError), persample.record(model) as tape:
+        tape.backward(loss(model, torch.randn(3, N, dtype=torch.float64)))
+
+
+def test_constants_that_are_not_mapped_need_no_axis() -> None:
+    def doubled(m: nn.Module, h: Tensor) -> Tensor:
+        rows, other = torch.vmap(lambda r: (r * 2, m.w * 2), out_dims=(0, None))(h)
+        return rows @ other
+
+    model, x = build(doubled), torch.randn(3, N, dtype=torch.float64)
+    with persample.record(model) as tape:
+        tape.backward(loss(model, x))
+    assert relative_error(tape.grads(), oracle(model, loss, x)) < 1e-10
+
+
 COUPLED: dict[str, Callable[[Tensor], Tensor]] = {
     "masks": lambda x: torch.vmap(lambda r: r.double())(x > 0).mean(0),
     "integers": lambda x: torch.vmap(lambda r: r * 2)((x * 3).long()).double().mean(0),

@@ -49,6 +49,8 @@ def load(name: str) -> Target:
             f"{name!r} is not of the form module:function",
             fix="train:step means the function step of train.py",
         )
+    if module_name.endswith(".py"):  # the file's name does as well
+        module_name = os.path.normpath(module_name)[:-3].replace(os.sep, ".")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:

@@ -22,6 +22,10 @@ from torch import Tensor
 from ..errors import Mixing, Reason
 
 Shape = Sequence[int]
+NAME_IT = (
+    "if one of them is not per-sample data (a mask, position ids), name it in "
+    "record(..., constants=...)"
+)
 
 
 class Layout:
@@ -231,9 +235,7 @@ def merge(one: Layout, two: Layout, shape: Shape, n: int) -> Layout:
         if one.axis == two.axis and one.inner == two.inner:
             return one
         raise Mixing(
-            f"two tensors hold their samples in different places: {one} and {two}",
-            "if one of them is not per-sample data (a mask, position ids), name it in "
-            "record(..., constants=...)",
+            f"two tensors hold their samples in different places: {one} and {two}", NAME_IT
         )
     first, second = one.ids, two.ids
     if first is None or second is None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..errors import LOOP, Mixing, Reason, here
 from .call import Call, Result, collect
-from .layout import Additive, Constant, Layout, Mixed, State
+from .layout import NAME_IT, Additive, Constant, Layout, Mixed, State
 from .operator_facts import CHOOSES
 from .operators import Operator
 from .ranking import READS, SAME, SORTS, counts_rows, coupling_after, regroup
@@ -88,7 +88,10 @@ def reason(operator: Operator, call: Call, mixing: Mixing) -> Reason:
     tensors = call.tensors()
     shapes = tuple(tuple(t.shape) for t in tensors)
     real = any(t.is_floating_point() or t.is_complex() for t in tensors)
-    return Reason(operator.name, mixing.why, shapes, here(), mixing.fix, real)
+    fix = mixing.fix
+    if fix is NAME_IT and all(t.requires_grad for t in tensors if call.layout(t) is not None):
+        fix = ""  # what was computed with parameters is no input of the wrong kind
+    return Reason(operator.name, mixing.why, shapes, here(), fix, real)
 
 
 def _apply(operator: Operator, call: Call) -> Result | list[Result]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from ..errors import UsageError
+from ..errors import PersampleError, UsageError
 from ..validation import shown
 from .plan import Plan
 
@@ -155,6 +156,17 @@ def _needs_argument(stepped: object) -> bool:
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     _, *found = inspect.signature(type(stepped).step).parameters.values()  # type: ignore[attr-defined]
     return any(p.default is p.empty and p.kind in kinds for p in found)
+
+
+def refused(error: PersampleError) -> PersampleError:
+    """A refusal without fixes that private training refuses, too."""
+    fixes = re.split(r"[;,] or,? ", error.fix)
+    kept = [fix for fix in fixes if "unproven=" not in fix]
+    if len(kept) == len(fixes):
+        return error
+    kept += ["compute each loss from its own sample and from public constants alone"]
+    fix = "; or ".join(fix for fix in kept if fix)
+    return type(error)(error.what, where=error.where, why=error.why, fix=fix)
 
 
 def expect_options(options: Mapping[str, Any], *, users: bool) -> None:

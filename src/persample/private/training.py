@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..api import record
-from ..errors import ExtractedNumberWarning, NonFiniteWarning, UsageError
+from ..errors import ExtractedNumberWarning, NonFiniteWarning, PersampleError, UsageError
 from ..tape.tape import Tape
 from ..validation import expect_loss_fn, whole
 from . import checks, keys, short_form, state, statement
@@ -213,7 +213,10 @@ class Training:
         with self.processes.apart(), recording as tape:
             for tensor, axis in batch.tensors(options):
                 tape.mark(tensor, dim=axis, ids=part.ids)
-            yield tape
+            try:
+                yield tape
+            except PersampleError as error:
+                raise checks.refused(error) from error
         kept.expect_none()
         if tape.n != part.n:
             raise UsageError(

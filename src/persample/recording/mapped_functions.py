@@ -2,7 +2,8 @@
 
 Inside a transform the tensors of samples are replaced by others, and nothing can be seen. So while
 a recording of this thread watches, a function that is mapped over tensors with samples is called
-for one index after the other, and its results are stacked. Everywhere else vmap stays itself: over
+for one index after the other, and its results are stacked. Torch maps it first: what torch refuses
+(a branch on a mapped tensor, random numbers) is refused. Everywhere else vmap stays itself: over
 constants (masks made of positions), inside other transforms, and where random numbers are allowed,
 which a loop would draw in another order: what such a map makes of samples cannot be followed.
 """
@@ -17,6 +18,8 @@ from torch import Tensor
 from torch._functorch import apis
 from torch._functorch.vmap import _process_batched_inputs
 from torch.utils._pytree import _broadcast_to_and_flatten, tree_flatten, tree_unflatten
+
+from ..run_state import tolerance
 
 _APIS: Any = apis
 _LOCK = threading.Lock()
@@ -73,11 +76,27 @@ def _vmap(
         for leaf in tree_flatten(out)[0]:
             owner.lose(leaf, "torch.vmap with randomness= made it of samples")
         return out
+    with torch.no_grad(), torch._C.DisableTorchFunction():
+        native = _BEFORE[0](func, in_dims, out_dims, randomness, chunk_size, *args, **kwargs)
     results = []
     for k in range(size):
         leaves = [v if dim is None else v.select(dim, k) for v, dim in zip(flat, dims, strict=True)]
         results.append(func(*tree_unflatten(leaves, spec), **kwargs))
-    return _stacked(results, out_dims)
+    out = _stacked(results, out_dims)
+    for one, other in zip(tree_flatten(out)[0], tree_flatten(native)[0], strict=True):
+        if isinstance(one, Tensor) and not _alike(one, other):
+            owner.lose(one, "torch.vmap gives another result than its function, called in a loop")
+    return out
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    """Whether two results are the same but for rounding."""
+    with torch.no_grad(), torch._C.DisableTorchFunction():
+        if one.shape != other.shape or one.dtype != other.dtype:
+            return False
+        real = one.is_floating_point() or one.is_complex()
+        close = tolerance(one.dtype) if real else 0.0
+        return torch.allclose(one, other, rtol=close, atol=close, equal_nan=True)
 
 
 def _stacked(results: list[Any], out_dims: Any) -> Any:
