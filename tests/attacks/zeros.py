@@ -42,6 +42,20 @@ def attended(m: Any, x: Tensor, **options: Any) -> Tensor:
     return m.k(F.scaled_dot_product_attention(h, h, h, **options)).view(N, T, N)
 
 
+def packed(m: Any, x: Tensor, mask: Tensor, padding: int = 0) -> Tensor:
+    """Two packs of two samples each, and rows of nobody behind them."""
+    h = F.pad(flat(m, x).view(2, N * T // 2, N), (0, 0, 0, padding))
+    out = F.scaled_dot_product_attention(h, h, h, attn_mask=mask)[:, : N * T // 2]
+    return m.k(out.reshape(-1, N)).view(N, T, N)
+
+
+HALVES = (IDS.view(2, -1), F.pad(IDS.view(2, -1), (0, 2), value=-1))
+OWN, PADDED = (ids[:, :, None] == ids[:, None] for ids in HALVES)
+UNEVEN = IDS.view(2, -1)[:, :, None] // 3 == IDS.view(2, -1)[:, None] // 3
+SPILLED = PADDED.clone()
+SPILLED[0, 0, -1] = SPILLED[0, -1, 0] = SPILLED[0, -1, 5] = True
+
+
 def dispatched(m: Any, x: Tensor, slots: Tensor) -> Tensor:
     """Rows to slots and back by one-hot matrices."""
     h = flat(m, x)
@@ -118,6 +132,11 @@ MASKS: Table = {
     "open at one place": (REFUSED, lambda m, x: attended(m, x, attn_mask=OPEN)),
     "closed rows": (EITHER, lambda m, x: attended(m, x, attn_mask=SAME & (IDS > 0))),
     "causal": (REFUSED, lambda m, x: attended(m, x, is_causal=True)),
+    "of two packs": (EXACT, lambda m, x: packed(m, x, OWN)),
+    "of two packs, the same": (EXACT, lambda m, x: packed(m, x, OWN[:1])),
+    "of two packs, open in one": (REFUSED, lambda m, x: packed(m, x, UNEVEN)),
+    "of two packs, padded": (EXACT, lambda m, x: packed(m, x, PADDED, 2)),
+    "of two packs, rows of nobody see two": (REFUSED, lambda m, x: packed(m, x, SPILLED, 2)),
     "by heads": (
         EXACT, lambda m, x: m.k(F.scaled_dot_product_attention(
             *[flat(m, x).view(1, N * T, 2, 2).transpose(1, 2)] * 3, attn_mask=SAME

@@ -250,6 +250,31 @@ def ragged_top_twice() -> Subject:
     return subject(model, *batch, pick=lambda rows: _joined(graphs, rows), options=_options)
 
 
+def _packs(s: Any, graphs: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Two sequences of several samples each, padded, and whose each place is."""
+    owner = [torch.full((len(g),), k) for k, g in enumerate(graphs)]
+    halves = slice(0, None, 2), slice(1, None, 2)
+    rows = [torch.cat(graphs[half]) for half in halves if graphs[half]]
+    owners = [torch.cat(owner[half]) for half in halves if graphs[half]]
+    pad = nn.utils.rnn.pad_sequence
+    return s.a(pad(rows, batch_first=True)), pad(owners, batch_first=True, padding_value=-1)
+
+
+@cause("attention in packs of several samples each, padded")
+def packs() -> Subject:
+    def f(s: Any, graphs: list[Tensor]) -> Tensor:
+        x, owner = _packs(s, graphs)
+        mask = owner[:, None, :, None] == owner[:, None, None, :]
+        q, k, v = (t.unflatten(-1, (2, 2)).transpose(1, 2) for t in s.qkv(x).chunk(3, -1))
+        x = x + nn.functional.scaled_dot_product_attention(q, k, v, mask).transpose(1, 2).flatten(2)
+        kept = owner >= 0
+        return torch.zeros(len(graphs), 4, dtype=x.dtype).index_add(0, owner[kept], s.b(x[kept]))
+
+    graphs = _graphs()
+    model = Fn(f, a=nn.Linear(5, 4), b=nn.Linear(4, 4), qkv=nn.Linear(4, 12))
+    return subject(model, graphs, pick=lambda rows: ([graphs[i] for i in rows],))
+
+
 @cause("torch.vmap inside forward")
 def mapped() -> Subject:
     def f(s: Any, x: Tensor) -> Tensor:

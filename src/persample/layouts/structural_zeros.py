@@ -117,12 +117,14 @@ def _attention(call: Call) -> Layout | None:
     assert queries is not None
     assert keys is not None
     open_ = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
-    other = queries.view(-1, 1) != keys.view(1, -1)
-    if bool((open_ & other).any()) or not bool(open_.any(-1).all()):
+    keys = keys.unsqueeze(-2)
+    left = torch.where(open_, keys, -1)
+    owner = left.amax(-1)
+    if bool(((left >= 0) & (left != owner.unsqueeze(-1))).any()) or not bool(open_.any(-1).all()):
         return None
-    view = [1] * call.out.dim()
-    view[rows] = -1
-    return Layout(rows, 1, queries.view(view))
+    if bool(((queries >= 0) & (owner >= 0) & (queries != owner)).any()):
+        return None
+    return Layout(rows, 1, _thin(torch.maximum(queries, owner).unsqueeze(-1)))
 
 
 def _mask_outweighs(q: Tensor, k: Tensor, mask: Tensor) -> bool:
@@ -134,9 +136,9 @@ def _mask_outweighs(q: Tensor, k: Tensor, mask: Tensor) -> bool:
 
 
 def _rows(call: Call, tensor: Tensor) -> Tensor | None:
-    """The sample of each row, if all rows have one and nothing else separates samples."""
-    layout, axis = call.layout(tensor), tensor.dim() - 2
-    if layout is None or layout.axes != (axis,):
+    """The sample of each row, negative for rows of nobody; None where rows hold several."""
+    layout = call.layout(tensor)
+    if layout is None:
         return None
-    ids = ids_of(layout, tensor.shape, call.n, tensor.device).flatten()
-    return None if bool((ids < 0).any()) else ids
+    ids = ids_of(layout, tensor.shape, call.n, tensor.device)
+    return ids.squeeze(-1) if ids.shape[-1] == 1 else None
