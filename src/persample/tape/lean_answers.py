@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from torch import Tensor
 
@@ -43,7 +43,7 @@ class LeanAnswers(Source):
         kept = self._lean.norms
         return [[each for name in group for each in kept.get(name, ())] for group in groups]
 
-    def forms(self, names: Iterable[str]) -> dict[str, Form]:
+    def forms(self, names: Collection[str]) -> dict[str, Form]:
         """Nothing is kept."""
         self.ready()
         raise nothing_kept()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import chain
 
 from torch import Tensor
@@ -58,11 +58,11 @@ class ParameterForms(Source):
         self._guards.expect_true(kept)
         expect_backward(self._context)
 
-    def forms(self, names: Iterable[str]) -> dict[str, Form]:
+    def forms(self, names: Collection[str]) -> dict[str, Form]:
         """One form per parameter that received a gradient."""
         return self._gradients.forms(names, self._uses(names))
 
-    def written(self, names: Iterable[str]) -> dict[str, Form]:
+    def written(self, names: Collection[str]) -> dict[str, Form]:
         """Forms whose rows will be looked at: what lies behind derived tensors is written out."""
         return self._gradients.written(names, self._uses(names))
 
