@@ -18,6 +18,10 @@ PACKAGES = {
 }
 
 
+# How often questions enter packages: all parameters are handed over at once.
+ENTRIES = {"norms": {"tape": 1, "forms": 1}, "clipped_sum": {"tape": 1, "forms": 2}}
+
+
 @pytest.fixture(scope="module")
 def ways() -> dict[str, Way]:
     return measured()
@@ -26,6 +30,12 @@ def ways() -> dict[str, Way]:
 @pytest.mark.parametrize("part", PACKAGES)
 def test_packages(ways: dict[str, Way], part: str) -> None:
     assert len(ways[part].packages) <= PACKAGES[part], ways[part].packages
+
+
+@pytest.mark.parametrize("part", ENTRIES)
+def test_entries(ways: dict[str, Way], part: str) -> None:
+    found = ways[part].entries
+    assert {name: found[name] for name in ENTRIES[part]} == ENTRIES[part]
 
 
 def test_the_trace_sees_what_it_should(ways: dict[str, Way]) -> None:

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import persample
-from persample.forms import Outer, kept_rows
+from persample.forms import Outer
+from persample.forms.fast.row_cache import kept_rows
 
 from ..models import Fn, par
 

@@ -6,10 +6,8 @@ from .fast.common_pullback import pull_back_together
 from .fast.disjoint_parts import Pieces
 from .fast.elementwise import Scaled, scale_form
 from .fast.picked_rows import Picked
-from .fast.product_cache import share_products
-from .fast.row_cache import kept_rows
 from .fast.single_samples import SingleSamples
-from .fast.stacked import Stacked, StackedRows, stack_forms
+from .fast.stacked import Stacked, StackedRows
 from .form import Form, inner, lift, real, wide
 from .geometry import Geometry
 from .gradients import Gradients, certain_sums
@@ -62,7 +60,6 @@ __all__ = [
     "bound_norms",
     "certain_sums",
     "inner",
-    "kept_rows",
     "kept_sketch",
     "lift",
     "norms_of",
@@ -71,10 +68,8 @@ __all__ = [
     "scale_form",
     "scratch",
     "settled",
-    "share_products",
     "shares",
     "spans",
-    "stack_forms",
     "total",
     "walk_rows",
     "wide",

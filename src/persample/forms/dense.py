@@ -51,7 +51,11 @@ class Dense(Form):
 
     def norms(self) -> Norms:
         """Σ over the row's elements."""
-        if self.dtype.is_complex or self.dtype != wide(self.dtype):
+        if (
+            self.dtype.is_complex
+            or self.dtype != wide(self.dtype)
+            or not self.values.is_contiguous()
+        ):
             return super().norms()
         return Norms(row_sq_norms(self.values), units=units(self.size))
 

@@ -52,6 +52,13 @@ class Gradients:
         forms = stack_forms(forms) if len(groups) == 1 else forms
         return add_norms(_in_groups(forms, groups), n, device)
 
+    def weighted_sums(self, names: Iterable[str], uses: Uses, c: Tensor) -> dict[str, Tensor]:
+        """Σ cᵢ gᵢ of every parameter."""
+        found: dict[str, Tensor] = {}
+        for name, form in stack_forms(self.forms(names, uses)).items():
+            _note(found, name, form, form.weighted_sum(c))
+        return found
+
     def bounds(
         self, groups: Names, uses: Uses, room: Callable[[int], int], *, counted: bool, n: int,
         device: torch.device, elements: int,
@@ -88,9 +95,14 @@ def certain_sums(
     """
     found: dict[str, Tensor] = {}
     for name, form in forms.items():
-        value = (form if bad is None else form.without(bad)).certain_sum(c[name])
-        if isinstance(form, Stacked):
-            found.update(form.split(value))
-        else:
-            found[name] = value
+        form = form if bad is None else form.without(bad)
+        _note(found, name, form, form.certain_sum(c[name]))
     return found
+
+
+def _note(found: dict[str, Tensor], name: str, form: Form, value: Tensor) -> None:
+    """Every parameter's own sum."""
+    if isinstance(form, Stacked):
+        found.update(form.split(value))
+    else:
+        found[name] = value

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Sequence
 import torch
 from torch import Tensor
 
-from .form import Form
+from .form import Form, wide
 
 
 class Mapped(Form):
@@ -81,3 +81,26 @@ class Composite(Form):
     def work(self) -> int:
         """That of all forms."""
         return sum(form.work() for form in self.forms)
+
+
+class Placed(Composite):
+    """Forms whose rows are put into their places, or added to each other, in new memory."""
+
+    __slots__ = ()
+
+    def owns(self, rows: Tensor) -> bool:
+        """Dense rows have their own memory."""
+        return False
+
+    def dense(self, first: int = 0, last: int | None = None) -> Tensor:
+        """Every form's rows added to zeros."""
+        return self._add_rows(self.dtype, first, last)
+
+    def wide_dense(self, first: int = 0, last: int | None = None) -> Tensor:
+        """The same in float32 at least."""
+        return self._add_rows(wide(self.dtype), first, last)
+
+    def _add_rows(self, dtype: torch.dtype, first: int, last: int | None) -> Tensor:
+        count = (self.n if last is None else last) - first
+        out = torch.zeros(count, *self.shape, dtype=dtype, device=self.device)
+        return self.add_to(out, first, last)

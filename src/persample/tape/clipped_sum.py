@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..distributed import Reduction
 from ..errors import ExtractedNumberWarning, NonFiniteWarning
-from ..forms import Stacked, certain_sums
+from ..forms import Stacked
 from .clipping import Grouped, Rule, coefficients
 from .question import Question
 from .source import Forms, Grads
@@ -40,42 +40,32 @@ def clipped_sum(
         share = coefficients(within, sizes, max_norm / len(groups) ** 0.5)
         share = share if bad is None else share.masked_fill(bad, 0)
         c.update(dict.fromkeys(group, share))
-    if reduction is not None:
-        reduction.begin()
-    if forms is None:
-        found = question.weighted_sum(names, c, bad=bad, certain=True, wide=True, last=True)
-        if reduction is not None:
-            _send(found, reduction)
-    elif reduction is None:
-        found = question.cast(names, certain_sums(forms, c, bad), wide=True)
-    else:
-        found = _send_sums(question, names, c, bad, forms, reduction)
+    if reduction is None:
+        sums = question.source.certain_sums(names, forms, c, bad)
+        return question.cast(names, sums, wide=True), bad is not None
+    reduction.begin()
+    found: Grads = {}
+    for some, mine in _in_order(names, forms):
+        sums = question.source.certain_sums(some, mine, c, bad)
+        for name, value in question.cast(some, sums, wide=True).items():
+            reduction.add(name, value)
+            found[name] = value
     return found, bad is not None
 
 
-def _send(sums: Grads, reduction: Reduction) -> None:
-    for name, value in sums.items():
-        reduction.add(name, value)
-
-
-def _send_sums(
-    question: Question,
-    names: Sequence[str],
-    c: Grads,
-    bad: Tensor | None,
-    forms: Forms,
-    reduction: Reduction,
-) -> Grads:
-    """The sums, each sent when it is computed: many short ones first, they are computed at once."""
+def _in_order(
+    names: Sequence[str], forms: Forms | None
+) -> list[tuple[Sequence[str], Forms | None]]:
+    """Parameters whose sums are computed at once: many short ones first."""
+    if forms is None:
+        return [(names, None)]
     joined = {k: list(f.shapes) if isinstance(f, Stacked) else [k] for k, f in forms.items()}
     reached = {name for some in joined.values() for name in some}
-    found: Grads = {}
-    for some in ([n for n in names if n not in reached], *sorted(joined.values(), key=len)[::-1]):
-        mine = {key: forms[key] for key in some[:1] if key in forms}
-        sums = question.cast(some, certain_sums(mine, c, bad), wide=True)
-        _send(sums, reduction)
-        found |= sums
-    return found
+    order = sorted(forms, key=lambda key: -len(joined[key]))
+    return [
+        ([name for name in names if name not in reached], {}),
+        *((joined[key], {key: forms[key]}) for key in order),
+    ]
 
 
 def nonfinite(question: Question, names: Sequence[str]) -> Tensor:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from torch import Tensor
 
 from ..backward.consumers.lean import Lean
 from ..backward.passes import Passes
 from ..errors import UsageError
-from ..forms import Form, Norms, add_norms, bound_norms
+from ..forms import Form, Norms, add_norms, bound_norms, certain_sums
 from ..guards.guards import Guards
 from ..uses.context import Context
 from .parameter_forms import expect_backward
@@ -43,7 +43,7 @@ class LeanAnswers(Source):
         kept = self._lean.norms
         return [[each for name in group for each in kept.get(name, ())] for group in groups]
 
-    def forms(self, names: Iterable[str]) -> dict[str, Form]:
+    def forms(self, names: Collection[str]) -> dict[str, Form]:
         """Nothing is kept."""
         self.ready()
         raise nothing_kept()
@@ -53,6 +53,29 @@ class LeanAnswers(Source):
         self.ready()
         self._guards.expect_true((), self._lean.operands.values())
         self._passes.revisit(set(names), visit, linear=linear, last=last)
+
+    def weighted_sums(self, names: Sequence[str], c: Tensor, *, last: bool) -> Grads:
+        """Σ cᵢ gᵢ, use by use."""
+        found: Grads = {}
+
+        def visit(name: str, form: Form) -> None:
+            value = form.weighted_sum(c)
+            found[name] = found[name] + value if name in found else value
+
+        self.each(names, visit, linear=True, last=last)
+        return found
+
+    def certain_sums(
+        self, names: Sequence[str], forms: Forms | None, c: Grads, bad: Tensor | None
+    ) -> Grads:
+        """Σ cᵢ gᵢ from whole parameters, without ``bad`` samples; the graph is freed."""
+        found: Grads = {}
+
+        def visit(name: str, form: Form) -> None:
+            found.update(certain_sums({name: form}, c, bad))
+
+        self.each(names, visit, linear=False, last=True)
+        return found
 
     def found_grads(self, names: Sequence[str]) -> Grads | None:
         """Rows that the first pass wrote out, given away."""

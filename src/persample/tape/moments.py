@@ -43,7 +43,7 @@ def _mean(question: Question, names: Sequence[str]) -> Grads:
             for name in names
         }
     ones = torch.ones(question.n, dtype=torch.float64, device=question.device)
-    return question.weighted_sum(names, dict.fromkeys(names, ones / n), wide=True)
+    return question.weighted_sum(names, ones / n, wide=True)
 
 
 def variance(question: Question, names: Sequence[str]) -> Grads:

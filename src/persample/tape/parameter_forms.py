@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import chain
 
 from torch import Tensor
@@ -12,10 +12,10 @@ from ..backward.consumers.kept import Kept, Looped
 from ..backward.contribution import Contribution
 from ..backward.kept_forms import KeptForms
 from ..errors import UsageError
-from ..forms import Form
+from ..forms import Form, certain_sums
 from ..guards.guards import Guards
 from ..uses.context import Context
-from .source import Forms, Names, Source, Visitor
+from .source import Forms, Grads, Names, Source, Visitor
 
 SHARE = 4  # the tape holds about what a plain step holds: a quarter more is kept at most
 LITTLE = 1 << 20  # bytes of rows that are not worth counting
@@ -58,11 +58,11 @@ class ParameterForms(Source):
         self._guards.expect_true(kept)
         expect_backward(self._context)
 
-    def forms(self, names: Iterable[str]) -> dict[str, Form]:
+    def forms(self, names: Collection[str]) -> dict[str, Form]:
         """One form per parameter that received a gradient."""
         return self._gradients.forms(names, self._uses(names))
 
-    def written(self, names: Iterable[str]) -> dict[str, Form]:
+    def written(self, names: Collection[str]) -> dict[str, Form]:
         """Forms whose rows will be looked at: what lies behind derived tensors is written out."""
         return self._gradients.written(names, self._uses(names))
 
@@ -105,6 +105,16 @@ class ParameterForms(Source):
         if granted is not None:
             return granted
         return wanted if wanted <= LITTLE else self.held() // SHARE
+
+    def weighted_sums(self, names: Sequence[str], c: Tensor, *, last: bool) -> Grads:
+        """Σ cᵢ gᵢ of parameters that received a gradient."""
+        return self._gradients.weighted_sums(names, self._uses(names), c)
+
+    def certain_sums(
+        self, names: Sequence[str], forms: Forms | None, c: Grads, bad: Tensor | None
+    ) -> Grads:
+        """Σ cᵢ gᵢ from what bounds came from, without ``bad`` samples."""
+        return certain_sums(forms or {}, c, bad)
 
     def each(self, names: Sequence[str], visit: Visitor, *, linear: bool, last: bool) -> None:
         """Show the form of every parameter that received a gradient to a visitor."""

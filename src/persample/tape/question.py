@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MixedSamplesError, Reason, StaleError, UsageError
-from ..forms import LIMIT, Form, real
+from ..forms import LIMIT, real
 from ..run_state import uncast
 from ..uses.context import Context
 from ..uses.parameters import Params, choose
@@ -120,29 +120,10 @@ class Question:
         }
 
     def weighted_sum(
-        self,
-        names: Sequence[str],
-        c: Mapping[str, Tensor],
-        *,
-        bad: Tensor | None = None,
-        certain: bool = False,
-        wide: bool = False,
-        last: bool = False,
+        self, names: Sequence[str], c: Tensor, *, wide: bool = False, last: bool = False
     ) -> Grads:
-        """Σ cᵢ gᵢ; ``bad`` samples are removed before any batched kernel: 0 · NaN is NaN.
-
-        ``certain``: from what certified bounds were computed from. ``wide``: float32 at least.
-        """
-        found: Grads = {}
-
-        def visit(name: str, form: Form) -> None:
-            form = form if bad is None else form.without(bad)
-            value = form.certain_sum(c[name]) if certain else form.weighted_sum(c[name])
-            found[name] = found[name] + value if name in found else value
-
-        # uses that cancel must be added as they were for the bounds: before they are scaled
-        self.each(names, visit, linear=not certain, last=last)
-        return self.cast(names, found, wide=wide)
+        """Σ cᵢ gᵢ; ``wide``: in float32 at least."""
+        return self.cast(names, self.source.weighted_sums(names, c, last=last), wide=wide)
 
     def cast(self, names: Sequence[str], found: Grads, *, wide: bool) -> Grads:
         """Sums in the dtypes of their parameters, or float32 at least; zeros where none came."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -62,6 +62,19 @@ class Source(abc.ABC):
         """
 
     @abc.abstractmethod
+    def weighted_sums(self, names: Sequence[str], c: Tensor, *, last: bool) -> Grads:
+        """Σ cᵢ gᵢ of parameters that received a gradient."""
+
+    @abc.abstractmethod
+    def certain_sums(
+        self, names: Sequence[str], forms: Forms | None, c: Grads, bad: Tensor | None
+    ) -> Grads:
+        """The last question: Σ cᵢ gᵢ from what :meth:`bounds` came from, without ``bad`` samples.
+
+        Uses that cancel are added as they were for the bounds: before they are scaled.
+        """
+
+    @abc.abstractmethod
     def each(self, names: Sequence[str], visit: Visitor, *, linear: bool, last: bool) -> None:
         """Show the form of every parameter that received a gradient to a visitor.
 
@@ -86,5 +99,5 @@ class Source(abc.ABC):
         return None
 
     @abc.abstractmethod
-    def forms(self, names: Iterable[str]) -> dict[str, Form]:
+    def forms(self, names: Collection[str]) -> dict[str, Form]:
         """One form per parameter that received a gradient; refused where nothing is kept."""

@@ -210,7 +210,7 @@ class Tape:
             names = question.names(params)
             expect_coefficients(c, self.n)
             weights = c.detach().to(question.device)
-            return question.weighted_sum(names, dict.fromkeys(names, weights), last=True)
+            return question.weighted_sum(names, weights, last=True)
 
     def clipped_sum(self, max_norm: float, *, rule: Rule = flat, params: Params = None) -> Grads:
         """Σᵢ cᵢ gᵢ with ‖cᵢ gᵢ‖ ≤ max_norm for every sample: DP-SGD's gradient, one backward.

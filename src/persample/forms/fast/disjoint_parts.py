@@ -14,14 +14,14 @@ from torch import Tensor
 
 from ..cost import Plan, all_of
 from ..form import Form, add_all, double, real, wide
-from ..mapped import Composite
+from ..mapped import Placed
 from ..rounding import Norms
 from ..strided_part import Part
 
 _COMPARED = 64  # interleaved pieces up to which every pair is looked at
 
 
-class Pieces(Composite):
+class Pieces(Placed):
     """gᵢ is put together from forms of places that share no element, and zero elsewhere."""
 
     __slots__ = ("parts",)
@@ -31,10 +31,6 @@ class Pieces(Composite):
         dtype = max((p.dtype for p in parts), key=lambda d: d.itemsize)
         super().__init__(parts, first.n, first.shape, dtype, first.device)
         self.parts = list(parts)
-
-    def owns(self, rows: Tensor) -> bool:
-        """Rows are put together in new memory."""
-        return False
 
     def plan(self) -> Plan:
         """The pieces' own."""
@@ -53,19 +49,6 @@ class Pieces(Composite):
         return Pieces([p.of(p.form.narrowed(first, last)) for p in self.parts])
 
     # ------------------------------------------------------------------ rows
-
-    def dense(self, first: int = 0, last: int | None = None) -> Tensor:
-        """Every piece's rows in their places."""
-        return self._rows(first, last, self.dtype)
-
-    def wide_dense(self, first: int = 0, last: int | None = None) -> Tensor:
-        """From the pieces' wide rows."""
-        return self._rows(first, last, wide(self.dtype))
-
-    def _rows(self, first: int, last: int | None, dtype: torch.dtype) -> Tensor:
-        count = (self.n if last is None else last) - first
-        out = torch.zeros(count, *self.shape, dtype=dtype, device=self.device)
-        return self.add_to(out, first, last)
 
     def add_to(self, out: Tensor, first: int = 0, last: int | None = None) -> Tensor:
         """Each piece to its place."""

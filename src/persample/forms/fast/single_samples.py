@@ -10,14 +10,14 @@ from torch import Tensor
 from ..cost import Plan, all_of
 from ..dense import Dense
 from ..form import Form, real, wide
-from ..mapped import Composite
+from ..mapped import Placed
 from ..outer import Outer
 from ..patches import Patches
 from ..rounding import Norms
 from ..sketch import Sketch
 
 
-class SingleSamples(Composite):
+class SingleSamples(Placed):
     """gᵢ is the only gradient of the form ``parts[i]``, or zero where there is none."""
 
     __slots__ = ("parts",)
@@ -27,10 +27,6 @@ class SingleSamples(Composite):
         self.parts = dict(parts)
 
     # ------------------------------------------------------------------ what it is made of
-
-    def owns(self, rows: Tensor) -> bool:
-        """Dense rows have their own memory."""
-        return False
 
     def plan(self) -> Plan:
         """Each part's own."""
@@ -47,19 +43,6 @@ class SingleSamples(Composite):
         return SingleSamples(parts, last - first, self)
 
     # ------------------------------------------------------------------ rows
-
-    def dense(self, first: int = 0, last: int | None = None) -> Tensor:
-        """Zeros with the parts' rows in their places."""
-        return self._rows(self.dtype, first, last)
-
-    def wide_dense(self, first: int = 0, last: int | None = None) -> Tensor:
-        """From the parts' wide rows."""
-        return self._rows(wide(self.dtype), first, last)
-
-    def _rows(self, dtype: torch.dtype, first: int, last: int | None) -> Tensor:
-        count = (self.n if last is None else last) - first
-        out = torch.zeros(count, *self.shape, dtype=dtype, device=self.device)
-        return self.add_to(out, first, last)
 
     def add_to(self, out: Tensor, first: int = 0, last: int | None = None) -> Tensor:
         """Each part to its own row."""
