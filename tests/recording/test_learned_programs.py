@@ -38,6 +38,7 @@ class Net(nn.Module):
         self.head, self.cell = nn.Linear(4, 2), nn.RNN(4, 4, batch_first=True)
         self.register_buffer("rows", torch.rand(N, 4))
         self.register_buffer("blocks", torch.eye(N))
+        self.register_buffer("order", torch.tensor([2, 0, 1, 3]))
 
     def forward(self, x: Tensor, between: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """X: (samples, 3), or with positions."""
@@ -93,6 +94,66 @@ def test_a_learned_program_is_only_compared(handled: list[str]) -> None:
         for name, rows in truth(model, x, lambda m, x: m(x)).items():
             torch.testing.assert_close(tape.grads()[name], rows)
     assert handled == []
+
+
+# What is called between two layers, and which of it is handled in full at every step.
+BETWEEN: dict[str, tuple[Callable[[Net, Tensor], Tensor], list[str]]] = {
+    "subscripts": (lambda m, h: h[:, [0, 2, 1, 3]] + h[..., None, 0], []),
+    "an attribute": (lambda m, h: h.view(N, 2, 2).mT.flatten(1), []),
+    "gates": (lambda m, h: torch.nn.functional.glu(torch.cat([h, h], 1), 1), ["glu"]),
+    "a derived weight": (lambda m, h: h @ (2 * m.third.weight), ["mul"]),
+    "a weight's transposed view": (lambda m, h: h @ m.third.weight.t(), ["t"]),
+    "a shifted bias": (lambda m, h: h + (m.third.bias + 1), ["add"]),
+    "indices in a tensor": (lambda m, h: h[:, m.order], ["getitem"]),
+}
+
+
+@pytest.mark.parametrize("lean", [False, True])
+@pytest.mark.parametrize("name", BETWEEN)
+def test_what_is_learned(name: str, lean: bool, handled: list[str]) -> None:
+    torch.manual_seed(0)
+    change, rest = BETWEEN[name]
+    model, run = Net().double(), between(change)
+    learned(model, torch.randn(N, 3).double(), run, lean=lean)
+    for _ in range(2):
+        x = torch.randn(N, 3).double()
+        handled.clear()
+        with persample.record(model, lean=lean) as tape:
+            tape.backward(run(model, x))
+        assert handled == rest
+        found = tape.grads()
+        for key, rows in truth(model, x, run).items():
+            torch.testing.assert_close(found.get(key, torch.zeros_like(rows)), rows)
+
+
+# Tensors of one shape, derived from parameters in another way than the one that was learned.
+DERIVED: dict[str, Callable[[Net], Tensor]] = {
+    "of another parameter": lambda m: 3 * m.second.weight,
+    "repeated for every sample": lambda m: m.third.bias.expand(N, 4),
+    "repeated, then changed": lambda m: (m.third.bias.expand(N, 4) * 2).tanh(),
+    "a view": lambda m: m.third.weight.t(),
+    "written to": lambda m: (2 * m.third.weight).mul_(3),
+    "hooked": lambda m: hooked(2 * m.third.weight, 3.0),
+    "rows of a table": lambda m: nn.functional.embedding(m.order, m.third.weight),
+    "a constant": lambda m: m.rows,
+    "a parameter": lambda m: m.third.weight,
+    "detached": lambda m: (2 * m.third.weight).detach(),
+}
+
+
+@pytest.mark.parametrize("lean", [False, True])
+@pytest.mark.parametrize("name", DERIVED)
+def test_what_is_derived_in_another_way(name: str, lean: bool) -> None:
+    torch.manual_seed(0)
+    model, x = Net().double(), torch.randn(N, 3).double()
+    learned(model, x, between(lambda m, h: h * (2 * m.third.weight)), lean=lean)
+    run = between(lambda m, h: h * DERIVED[name](m))
+    for _ in range(3):
+        with persample.record(model, lean=lean) as tape:
+            tape.backward(run(model, x))
+        found = tape.grads()
+        for key, rows in truth(model, x, run).items():
+            torch.testing.assert_close(found.get(key, torch.zeros_like(rows)), rows)
 
 
 @contextlib.contextmanager
@@ -319,6 +380,12 @@ VALUES: dict[str, tuple[Any, Any]] = {
         lambda h: torch.cat([h, h.flip(0)], 1)[:, 2:6],
     ),
     "a type": (lambda h: h.transpose(1, 1), lambda h: h.transpose(1, False)),
+    "a subscript": (lambda h: h + h[0:N], lambda h: h + h[[1, 0, 2, 3]]),
+    "indices in a tensor": (
+        lambda h: h + h[torch.arange(N)],
+        lambda h: h + h[torch.tensor([1, 0, 2, 3])],
+    ),
+    "an attribute": (lambda h: h.view(N, 2, 2).mT.flatten(1), lambda h: h.mT),
 }
 
 
