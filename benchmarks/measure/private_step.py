@@ -106,10 +106,40 @@ def opacus(case: Case, mode: str) -> Step:
     return step
 
 
+def opake(case: Case) -> Step:
+    """``clipped_grad`` and ``gaussian_noise`` over one sample's loss, the whole batch at once."""
+    from opake.dpsgd.clipping import clipped_grad
+    from opake.dpsgd.noise import gaussian_noise
+    from opake.random import key
+
+    net, xs, ys, loss = case
+    trained = {name: p for name, p in net.named_parameters() if p.requires_grad}
+    optimizer = torch.optim.SGD(trained.values(), LR)
+
+    def one(values: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return loss(torch.func.functional_call(net, values, (x[None],)), y[None])[0]
+
+    gradient, clipping = clipped_grad(one, clipping_norm=1.0, batch_argnums=(1, 2))
+    noise, drawing = gaussian_noise(noise_multiplier=1.0, key=key(0))
+
+    def step() -> None:
+        nonlocal clipping, drawing
+        values = {name: p.detach() for name, p in trained.items()}
+        clipped, clipping = gradient(values, xs, ys, state=clipping)
+        noised, drawing = noise(clipped, drawing)
+        for name, value in noised.pytree.items():
+            trained[name].grad = value / len(xs)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
 LIBRARIES: dict[str, Callable[[Case], Step]] = {
     "persample": ours,
     "Opacus hooks": lambda case: opacus(case, "hooks"),
     "Opacus ghost": lambda case: opacus(case, "ghost"),
+    "opake": opake,
 }
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from ..measure.private_step import GOALS, MEMORY_GOAL
+from ..measure.private_step import GOALS, LIBRARIES, MEMORY_GOAL
 from .rows import disturbed, figure, table
 
 MODEL = re.compile(r"replay: \w+, (flat|automatic|per_layer)$")
@@ -32,12 +32,14 @@ def _interval(found: dict[str, float]) -> str:
 
 def steps_of_training(found: dict[str, Any]) -> str:
     """Time and peak memory of a private step, the goals beside them."""
-    names = ("persample", "Opacus hooks", "Opacus ghost")
+    models = found.get("models", {})
+    measured = {peer for model in models.values() for peer in model["peers"]}
+    names = [peer for peer in LIBRARIES if peer in measured]
     body, noted, quoted = [], [], []
-    for name, model in found.get("models", {}).items():
+    for name, model in models.items():
         peers = model["peers"]
-        times = [_cell(peers[peer], "median") for peer in names]
-        sizes = [_cell(peers[peer], "ratio") for peer in names]
+        times = [_cell(peers.get(peer, {}), "median") for peer in names]
+        sizes = [_cell(peers.get(peer, {}), "ratio") for peer in names]
         goal = figure(GOALS[name]) if name in GOALS else "–"
         plain = f"{figure(model['plain_ms'])} ms"
         again = figure(model["control"]["median"])
@@ -46,7 +48,7 @@ def steps_of_training(found: dict[str, Any]) -> str:
         quoted += [
             f"{peer} on {name}: `{peers[peer]['message']}`"
             for peer in names
-            if "message" in peers[peer]
+            if "message" in peers.get(peer, {})
         ]
     if not body:
         return ""

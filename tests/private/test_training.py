@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import persample
 from persample import private
 from persample.private.contribution import clip
+from persample.private.sampling import Sampler
 from persample.private.sums import Sums
 from persample.private.trial import synthetic
 from persample.testing import oracle
@@ -536,3 +537,33 @@ def test_sums_are_nobody_elses() -> None:
         sums.add({"w": torch.ones(value.shape)})
         assert sums.total()["w"].is_contiguous()
         assert torch.equal(whole, torch.zeros(2, 3))
+
+
+def test_two_sums_never_share_memory() -> None:
+    """Noise would be added twice to the one, and not independently."""
+    shared = torch.ones(3)
+    sums = Sums({"a": torch.zeros(3), "b": torch.zeros(3)})
+    sums.add({"a": shared, "b": shared.view(3)})
+    sums.total()["a"].add_(1)
+    assert sums.total()["b"].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_large_sums_are_taken_over_without_a_copy() -> None:
+    for value in (torch.ones(2, 3), torch.ones(6).view(2, 3)):
+        sums = Sums({"w": torch.zeros(2, 3)})
+        sums.add({"w": value})
+        assert sums.total()["w"].data_ptr() == value.data_ptr()
+
+
+def test_a_batch_is_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Coins cost time for every record of the data, and loading needs the same ones."""
+    drawn: list[int] = []
+    draw = Sampler.drawn
+
+    def counted(sampler: Sampler, step: int) -> Tensor:
+        drawn.append(step)
+        return draw(sampler, step)
+
+    monkeypatch.setattr(Sampler, "drawn", counted)
+    finish(training())
+    assert len(drawn) == len(set(drawn))

@@ -53,11 +53,12 @@ def expect_plan(plan: Any, count: int, users: object) -> None:
         )
 
 
-def expect_model(model: Any) -> None:
-    """Refuse modules whose state mixes or keeps samples, and hooks on gradients."""
+def expect_model(model: Any) -> dict[str, Tensor]:
+    """Refuse modules whose state mixes or keeps samples, and hooks; what is trained."""
     if not isinstance(model, nn.Module):
         raise UsageError(f"model must be an nn.Module, got {shown(model)}", fix="pass the module")
-    if not trainable(model):
+    trained = trainable(model)
+    if not trained:
         raise UsageError("the model has no trainable parameter", fix="requires_grad_(True)")
     for name, module in model.named_modules():
         if isinstance(module, _BATCH_NORM) and (module.training or module.running_mean is None):
@@ -74,20 +75,21 @@ def expect_model(model: Any) -> None:
                     why="they are computed from the data without noise, and saved with the model",
                     fix="track_running_stats=False, or put it in eval() mode",
                 )
-    for name, parameter in trainable(model).items():
+    for name, parameter in trained.items():
         if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
             raise UsageError(
                 f"the parameter {name!r} has a gradient hook",
                 why="it would act on sums after clipping, or not at all",
                 fix="remove the hook",
             )
+    return trained
 
 
 def _called(name: str, module: nn.Module) -> str:
     return f"{type(module).__name__} {name!r}" if name else type(module).__name__
 
 
-def expect_optimizer(optimizer: Any, model: nn.Module) -> None:
+def expect_optimizer(optimizer: Any, model: nn.Module, trained: Mapping[str, Tensor]) -> None:
     """Refuse an optimizer of other parameters, and one that runs the model again."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UsageError(
@@ -114,7 +116,7 @@ def expect_optimizer(optimizer: Any, model: nn.Module) -> None:
             why="they would be trained without noise, or not at all",
             fix=f"{type(optimizer).__name__}(model.parameters(), ...), of this very model",
         )
-    left = [name for name, p in trainable(model).items() if id(p) not in held]
+    left = [name for name, p in trained.items() if id(p) not in held]
     if left:
         raise UsageError(
             f"the optimizer does not hold the trainable parameter {left[0]!r}",

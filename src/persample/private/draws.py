@@ -49,10 +49,13 @@ class Draws:
             bands=plan.bands,
         )  # fmt: skip
         self._rows, self._pad = micro_batch, pad
+        self._latest: tuple[int, Tensor] | None = None  # whoever loads a batch draws it, too
 
     def parts(self, step: int, processes: Processes, observer: Observer) -> list[Part]:
         """The micro-batches of a step that are this process's."""
-        drawn = observer.drawn(step, self.sampler.drawn(step))
+        if self._latest is None or self._latest[0] != step:
+            self._latest = step, self.sampler.drawn(step)
+        drawn = observer.drawn(step, self._latest[1])
         found = processes.mine(self.units.parts(step, drawn))
         return [part.padded(self._rows) for part in found] if self._pad else found
 

@@ -40,18 +40,18 @@ class Noise:
     past: dict[str, list[Tensor]] = field(default_factory=dict)
     last: int = -1
 
-    def add(self, step: int, sums: Mapping[str, Tensor]) -> None:
-        """Add the noise of a step to the sums of all parameters, in place."""
+    def add(self, step: int, sums: Mapping[str, Tensor], divisor: float = 1.0) -> None:
+        """Add the noise of a step to the sums of all parameters, and divide, in place."""
         self.draws += 1
         if self.bands > 1:
             while self.last < step:  # a step that was counted but never finished had noise, too
                 self._advance(self.last + 1, sums)
             for name, total in sums.items():
-                total.add_(self.past[name][0])
+                total.add_(self.past[name][0]).div_(divisor)
             return
         source = Normal(self.secret, step)
         for total in sums.values():
-            source.add_to(total, self.std)
+            source.add_to(total, self.std, divisor)
 
     def _advance(self, step: int, sums: Mapping[str, Tensor]) -> None:
         """The noise of the next step; nothing changes unless all of it could be made."""
@@ -73,8 +73,8 @@ class Normal:
         self._scratch: dict[tuple[torch.device, torch.dtype], Tensor] = {}
         self._count = 0
 
-    def add_to(self, total: Tensor, std: float) -> None:
-        """Add the next numbers, of this standard deviation, in place.
+    def add_to(self, total: Tensor, std: float, divisor: float = 1.0) -> None:
+        """Add the next numbers, of this standard deviation, and divide, in place.
 
         A complex number has two coordinates, and each of them gets the noise of one.
         """
@@ -83,7 +83,7 @@ class Normal:
         # on the CPU in pieces that stay in its cache: fresh memory costs as much as the numbers
         size = _PIECE if flat.device.type == "cpu" else max(1, len(flat))
         for piece in flat.split(size):
-            piece.add_(self._next(piece), alpha=std)
+            piece.add_(self._next(piece), alpha=std).div_(divisor)
 
     def _next(self, like: Tensor) -> Tensor:
         device, dtype = like.device, like.dtype

@@ -26,7 +26,8 @@ class Sums:
     def add(self, found: Mapping[str, Tensor]) -> None:
         """Add one micro-batch's clipped sums."""
         if not self._found:  # the first are taken over
-            self._found = {name: self._own(name, value) for name, value in found.items()}
+            taken: set[int] = set()
+            self._found = {name: self._own(name, value, taken) for name, value in found.items()}
             return
         for name, value in found.items():
             self._found[name].add_(value)
@@ -40,12 +41,18 @@ class Sums:
             for name, p in self._parameters.items()
         }
 
-    def _own(self, name: str, value: Tensor) -> Tensor:
-        """A contiguous tensor that nobody else holds, so that it can be added to."""
-        taken = value.detach().to(wide(self._parameters[name].dtype))
-        if value._base is None and taken.is_contiguous():
-            return taken
-        return taken.clone(memory_format=torch.contiguous_format)
+    def _own(self, name: str, value: Tensor, taken: set[int]) -> Tensor:
+        """A contiguous tensor that nobody else holds, so that it can be added to.
+
+        ``taken``: memory that other sums have. A tensor that is a part of its memory is copied.
+        """
+        own = value.detach().to(wide(self._parameters[name].dtype))
+        storage = own.untyped_storage()
+        alone = storage.nbytes() == own.nbytes and storage.data_ptr() not in taken
+        if alone and own.is_contiguous():
+            taken.add(storage.data_ptr())
+            return own
+        return own.clone(memory_format=torch.contiguous_format)
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

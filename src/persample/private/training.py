@@ -97,8 +97,7 @@ class Training:
     ) -> None:
         self.source = Source(data, collate=collate, num_workers=num_workers)
         checks.expect_plan(plan, len(self.source), users)
-        checks.expect_model(model)
-        checks.expect_optimizer(optimizer, model)
+        checks.expect_optimizer(optimizer, model, checks.expect_model(model))
         checks.expect_scheduler(scheduler, optimizer)
         checks.expect_options(options or {}, users=users is not None)
         if loss_fn is not None:
@@ -167,11 +166,10 @@ class Training:
         due, draws = -1, self.draws
         while self.steps < self.plan.steps:
             step = self.steps
-            checks.expect_model(self.model)
-            checks.expect_optimizer(self.optimizer, self.model)
+            parameters = checks.expect_model(self.model)
+            checks.expect_optimizer(self.optimizer, self.model, parameters)
             if step != due or draws is not self.draws:  # the first, or a checkpoint was loaded
                 draws, loaded = self.draws, self.source.each(self._jobs(step))
-            parameters = self.trainable()
             for parameter in parameters.values():
                 parameter.grad = None
             self._generators = state.generators()
@@ -282,9 +280,9 @@ class Training:
 
     def released(self, batch: Batch, sums: dict[str, Tensor]) -> dict[str, Tensor]:
         """(sum + noise) / divisor: all that leaves a step."""
-        self.noise.add(batch.step, sums)
         assert self.plan.divisor is not None
-        return {name: total.div_(self.plan.divisor) for name, total in sums.items()}
+        self.noise.add(batch.step, sums, self.plan.divisor)
+        return sums
 
     def _log(self, batch: Batch) -> None:
         entry: dict[str, Any] = {
