@@ -12,7 +12,7 @@ from ..errors import Mixing
 from .layout import Layout, State, align, ids_of, merge, remap
 
 Result = State | None
-Places = list[int | None]
+Places = Sequence[int | None]
 Rule = Callable[["Call"], "Result | list[Result]"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from string import ascii_letters
 
@@ -14,13 +15,21 @@ def product_equation(a: int, b: int) -> str:
     return f"{left},{right}->...{left[3:4]}{right[4:]}"
 
 
-def places_of(letters: str, result: str) -> list[int | None]:
+@functools.lru_cache(maxsize=1024)
+def places_of(letters: str, result: str) -> tuple[int | None, ...]:
     """Where each axis is in the result; of a repeated letter (a diagonal), no axis is followed."""
-    return [result.index(c) if c in result and letters.count(c) == 1 else None for c in letters]
+    return tuple(
+        result.index(c) if c in result and letters.count(c) == 1 else None for c in letters
+    )
 
 
-def spell_terms(equation: str, terms: Sequence[Tensor], rank: int) -> list[str]:
+def spell_terms(equation: str, terms: Sequence[Tensor], rank: int) -> tuple[str, ...]:
     """Every term's letters and those of the result, of this rank, without dots."""
+    return _spell(equation, tuple([tensor.dim() for tensor in terms]), rank)
+
+
+@functools.lru_cache(maxsize=1024)
+def _spell(equation: str, ranks: tuple[int, ...], rank: int) -> tuple[str, ...]:
     left, arrow, right = equation.replace(" ", "").partition("->")
     if not arrow:
         letters = left.replace(",", "").replace("...", "")
@@ -28,8 +37,7 @@ def spell_terms(equation: str, terms: Sequence[Tensor], rank: int) -> list[str]:
         right = ("..." if "..." in left else "") + "".join(once)
     spare = "".join(c for c in ascii_letters if c not in equation)
     spelled = []
-    ranks = [*(tensor.dim() for tensor in terms), rank]
-    for each, size in zip([*left.split(",")[: len(terms)], right], ranks, strict=True):
+    for each, size in zip([*left.split(",")[: len(ranks)], right], [*ranks, rank], strict=True):
         width = size - len(each.replace("...", ""))
         spelled.append(each.replace("...", spare[len(spare) - width :] if width else ""))
-    return spelled
+    return tuple(spelled)
