@@ -134,7 +134,7 @@ def duelling() -> Subject:
         def __init__(self) -> None:
             super().__init__()
             heads = {"hidden_sizes": [8]}, {"hidden_sizes": [8]}
-            self.net = Net((4,), action_shape=3, hidden_sizes=[8], dueling_param=heads)
+            self.net = Net(state_shape=(4,), action_shape=3, hidden_sizes=[8], dueling_param=heads)
 
         def forward(self, x: Tensor) -> Tensor:
             return self.net(x)[0]
