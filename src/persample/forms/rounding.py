@@ -135,9 +135,9 @@ def multiply_products(one: Tensor, two: Tensor, a: int, b: int) -> Products:
 
     The sums, what rounding can have hidden of them, and both diagonals: (n,), (n,), (2, n, …, t).
     """
-    both = torch.stack((one, two))
-    sizes = torch.linalg.vector_norm(both.flatten(-2), dim=-1)
-    diagonals = both.diagonal(dim1=-2, dim2=-1).clone()
+    pair = (one, two)
+    sizes = torch.stack([torch.linalg.vector_norm(m.flatten(-2), dim=-1) for m in pair])
+    diagonals = torch.stack([m.diagonal(dim1=-2, dim2=-1) for m in pair])
     doubt = hidden_in_products(diagonals.sum(-1), sizes, a, b, one.shape[-1])
     return per_sample(one * two).clamp_(min=0), doubt, diagonals
 
