@@ -226,7 +226,7 @@ def one_process_fails_half_way() -> str:
     reduction.BUCKET, stacked.JOINED = 1, 0
     model = replicated()
     tape = recorded(model, mine(batch()))
-    summed, calls = Question.weighted_sum, []
+    summed, calls = Question.cast, []
 
     def fail(self: Question, *args: Any, **options: Any) -> dict[str, Tensor]:
         calls.append(1)
@@ -234,11 +234,11 @@ def one_process_fails_half_way() -> str:
             raise MemoryError("no room")
         return summed(self, *args, **options)
 
-    Question.weighted_sum = fail  # type: ignore[method-assign]
+    Question.cast = fail  # type: ignore[method-assign]
     try:
         said = raised(lambda: tape.set_clipped_grad(BOUND), model)
     finally:
-        Question.weighted_sum = summed  # type: ignore[method-assign]
+        Question.cast = summed  # type: ignore[method-assign]
     assert len(calls) >= 3
     compared(replicated())  # nothing is left on its way
     return said
