@@ -82,7 +82,8 @@ class Learner:
             return
         if operator.random or kind.template.spec is not None:
             return
-        if self._context.user_code.differentiable:
+        wanted = any(self._context.is_selected(tensor) for tensor in roles.owned)
+        if self._context.user_code.differentiable or (wanted and kind.single is None):
             return
         values = flat(args, kwargs)
         origins = self._origins(values)
@@ -96,7 +97,7 @@ class Learner:
         use = UsePlan(
             operator, kind, mine, kind.constants(values), here(), known.batches,
             additive=operator.additive and operator.name not in rules,
-            wanted=any(self._context.is_selected(tensor) for tensor in roles.owned),
+            wanted=wanted,
         )  # fmt: skip
         step = Step(func, origins, tuple(kwargs), known, -1, use, watched=bool(roles.loose))
         self._add(at, step, out, args)
