@@ -244,6 +244,25 @@ def hooked(m: Any, x: Tensor, *, mixing: bool) -> Tensor:
     return slope(m.k(h).square(), x)
 
 
+def by_constant(f: Callable[[Any, Tensor, Tensor], Tensor]) -> Field:
+    """By a constant with as many rows as there are samples."""
+
+    def body(m: Any, x: Tensor) -> Tensor:
+        constant = entered(torch.linspace(-1, 1, N * N, dtype=x.dtype).view(N, N))
+        return slope(f(m, x, constant).tanh(), constant)
+
+    return body
+
+
+def row_by_row(m: Any, x: Tensor, constant: Tensor) -> Tensor:
+    return torch.stack([m.k(c) * m.l(row) for c, row in zip(constant, x, strict=True)])
+
+
+def in_another_order(m: Any, x: Tensor, constant: Tensor) -> Tensor:
+    out: Tensor = m.k(constant.flip(0)) * m.l(x)
+    return out
+
+
 PROGRAMS: Table = {
     "gradient penalty": (EXACT, penalty),
     "laplacian": (EXACT, laplacian),
@@ -257,6 +276,10 @@ PROGRAMS: Table = {
     "by a number that all samples share": (REFUSED, by_time),
     "by a number for each sample": (EITHER, by_own_time),
     "by a parameter": (REFUSED, inner_step),
+    "by a constant of each sample": (EXACT, by_constant(lambda m, x, c: m.k(c) * m.l(x))),
+    "by a constant in a loop": (EXACT, by_constant(row_by_row)),
+    "by a constant that all samples share": (REFUSED, by_constant(lambda m, x, c: m.l(x) @ m.k(c))),
+    "by a constant in another order": (EITHER, by_constant(in_another_order)),
     "seeds that are constant": (EXACT, seeded_by(lambda m, x: torch.full_like(x, 0.5))),
     "seeds of the samples": (EXACT, seeded_by(lambda m, x: m.k(x))),
     "seeds of other samples": (REFUSED, seeded_by(lambda m, x: m.k(x).flip(0))),

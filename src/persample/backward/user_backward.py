@@ -112,7 +112,7 @@ def run_grad(context: Context, args: Sequence[Any], kwargs: dict[str, Any]) -> A
     roots, seeds = _listed(given["outputs"]), _listed(given.get("grad_outputs"))
     apart = _apart(context, roots, seeds)
     with _unheard(context) as trouble:
-        found = _grad(*args, **kwargs)
+        found = _run_or_refuse(context, args, kwargs)
     code, loop = context.user_code, context.options.loop
     context.states.batches = _batches(context, [*roots, *inputs])
     for source, grad in zip(inputs, found, strict=True):
@@ -121,6 +121,20 @@ def run_grad(context: Context, args: Sequence[Any], kwargs: dict[str, Any]) -> A
             code.second_order = code.second_order or (loop and grad.requires_grad)
             _mark(context, source, grad, roots if apart else [], trouble)
     return found
+
+
+def _run_or_refuse(context: Context, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Where nothing leads to a tensor, it may be because parameters are detached."""
+    try:
+        return _grad(*args, **kwargs)
+    except RuntimeError as error:
+        if context.options.native or "not have been used in the graph" not in str(error):
+            raise
+        raise MixedSamplesError(
+            "torch.autograd.grad by a tensor that is used with parameters alone",
+            why="what is computed from parameters and constants is detached while it is recorded",
+            fix=LOOP,
+        ) from error
 
 
 def _one_seed_at_a_time(context: Context, given: dict[str, Any]) -> Any:

@@ -14,7 +14,7 @@ from ..backward.user_backward import ENGINE, expect_reached, run_backward, run_g
 from ..errors import Reason, from_torch, from_us, here
 from ..guards.guards import Guards
 from ..layouts import COND, NEEDS_GRAD, SET_DATA, ZEROS, Operator, collect, separate_by_zeros
-from ..layouts.layout import CONSTANT, Additive, Constant, Earlier, Layout, Mixed, State
+from ..layouts.layout import CONSTANT, Additive, Constant, Earlier, Layout, Mixed, State, closed
 from ..modes import entered, kept
 from ..uses.context import Context
 from ..uses.tensor_states import Derived, same, unseen
@@ -167,8 +167,20 @@ class Dispatch:
             found = func(*args, **kwargs)
             if id(args[0]) not in self._slots and not self._context.backward.busy:
                 self._context.user_code.expose(args[0])
+                self._give_owners(args[0])
             return found
         return NOTHING
+
+    def _give_owners(self, tensor: Tensor) -> None:
+        """A constant by which a gradient will be taken: row i is sample i's, if it has n rows.
+
+        A constant may have any owner, and a gradient by it needs one.
+        """
+        context = self._context
+        if tensor.requires_grad and tensor.dim() and tensor.shape[0] == context.n:
+            if isinstance(context.look(tensor), Constant):
+                context.states.batches = 0
+                context.states.put(tensor, closed(0))
 
     def _node(self, func: Any, tensor: Tensor) -> Any:
         """``tensor.grad_fn``: itself for torch's own code (modules' hooks), else to look at only.
