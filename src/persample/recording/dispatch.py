@@ -17,7 +17,7 @@ from ..layouts import COND, NEEDS_GRAD, SET_DATA, ZEROS, Operator, collect, sepa
 from ..layouts.layout import CONSTANT, Additive, Constant, Earlier, Layout, Mixed, State, closed
 from ..modes import entered, kept
 from ..uses.context import Context
-from ..uses.tensor_states import Derived, same, unseen
+from ..uses.tensor_states import Derived, same, transformed, unseen
 from .broadcast_parameters import NOTHING, Repeats
 from .follower import Follower
 from .layout_memory import layouts_of
@@ -177,7 +177,9 @@ class Dispatch:
         A constant may have any owner, and a gradient by it needs one.
         """
         context = self._context
-        if tensor.requires_grad and tensor.dim() and tensor.shape[0] == context.n:
+        if transformed(tensor) or not tensor.requires_grad:
+            return
+        if tensor.dim() and tensor.shape[0] == context.n:
             if isinstance(context.look(tensor), Constant):
                 context.states.batches = 0
                 context.states.put(tensor, closed(0))
