@@ -161,7 +161,7 @@ class Outer(Form):
         return Norms(value, None, self.slip, units(a * b), rows=True, exact=self._exactly)
 
     def _norms_of_one_position(self, a: int, b: int) -> Norms:
-        """‖l‖²‖r‖²: nothing can cancel, but a square that vanished may meet a huge one."""
+        """‖l‖²‖r‖²: nothing can cancel, but a vanished square may be multiplied by a huge one."""
         left, right = (f.flatten(0, -2) for f in widen(*self.given, 0, self.n))
         one, two = row_sq_norms(left), row_sq_norms(right)
         value, tiny = one * two, torch.finfo(one.dtype).tiny

@@ -19,7 +19,7 @@ def no_slip() -> None:
 
 
 class Norms(NamedTuple):
-    """Squared lengths of gradients, one for each sample, and what rounding may have done to them.
+    """Squared norms of gradients, one for each sample, and what rounding may have done to them.
 
     ``value`` is short of the exact one by ``units`` roundings of itself, and by ``doubt``: squares
     that cancelled or vanished. A certain sum of one sample is not farther than √``slip`` from what
@@ -47,7 +47,7 @@ class Norms(NamedTuple):
         return _add_lengths(found, self.slip()) if self.rows else found
 
     def bounds(self) -> Tensor:
-        """What the squared length of a certain sum of one sample does not exceed."""
+        """What the squared norm of a certain sum of one sample does not exceed."""
         return _add_lengths(self.surely(), self.slip())
 
     def again(self, which: Tensor) -> Tensor:

@@ -97,7 +97,6 @@ class Recurrence(torch.autograd.Function):
         outputs, before, last, cell, kept = run(given)
         ctx.kind, ctx.steps, ctx.sink = kind, steps, sink
         ctx.save_for_backward(before, weight, *kept)
-        ctx.cell = cell is not None
         ctx.set_materialize_grads(True)
         return (outputs, last, cell) if cell is not None else (outputs, last)
 
