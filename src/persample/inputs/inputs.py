@@ -75,10 +75,10 @@ class Inputs:
         self.tensors = {id(c) for c in self.keep_alive}
         self.seen: list[Seen] = []
         self.guess = Guess(self.dim)
-        self._gate = Gate(self._before)
+        self._gate = Gate()
         self._guessed: dict[int, Tensor] = {}
         self._hooked: list[nn.Module] = []
-        self._inside: Any = None
+        self._inside: nn.Module | None = None  # the outermost that runs
         self._begun = False
         self._thread = 0  # the recording's: calls in others are not seen
 
@@ -89,7 +89,7 @@ class Inputs:
 
     def install(self, modules: Iterable[nn.Module]) -> None:
         """Hook all of them (undone when the block ends, and while a module runs)."""
-        self._thread = threading.get_ident()
+        self._thread, self._gate = threading.get_ident(), Gate(self._before)
         kind = nn.RNNBase if self._begun else nn.Module
         self._hooked = [
             m for m in modules if isinstance(m, kind) and not isinstance(m, torch.jit.ScriptModule)
@@ -115,17 +115,28 @@ class Inputs:
     def remove(self) -> None:
         """Take all hooks away."""
         self._unhook()
+        self._gate = Gate()
         self._hooked.clear()
         self._guessed.clear()
+        self._leave()
+
+    def _enter(self, module: nn.Module) -> None:
+        """Listen to its end, also where it fails, cheaper than torch registers it."""
+        module._forward_hooks[id(self)] = self._after
+        module._forward_hooks_always_called[id(self)] = True
+        self._inside = module
+
+    def _leave(self) -> None:
         if self._inside is not None:
-            self._inside.remove()
+            self._inside._forward_hooks.pop(id(self), None)
+            self._inside._forward_hooks_always_called.pop(id(self), None)
             self._inside = None
 
     def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if threading.get_ident() != self._thread and not self._context.options.loop:
             return
         if self._inside is None and not self._begun:
-            self._inside = module.register_forward_hook(self._after, always_call=True)
+            self._enter(module)
             self._unhook()  # modules inside run as fast as ever
             self._hook([m for m in self._hooked if isinstance(m, nn.RNNBase)])
             with torch._C.DisableTorchFunction():
@@ -144,8 +155,7 @@ class Inputs:
 
     def _after(self, module: nn.Module, args: Any, out: Any) -> None:
         if self._inside is not None:
-            self._inside.remove()
-            self._inside = None
+            self._leave()
             self._hook(self._hooked)
             with torch._C.DisableTorchFunction():
                 self._give(out)
@@ -178,7 +188,7 @@ class Inputs:
         found = tensors_of([*named, *kwargs.items()])
         if any(isinstance(v, Tensor) and transformed(v) for _, v in found):
             return  # inside a torch.func transform, where nothing is followed
-        fresh = [(path, value) for path, value in found if self._fresh(value)]
+        fresh, others = self._sorted(found)
         undeclared = [(path, value) for path, value in fresh if not self._is_declared(path, value)]
         lists = lists_alike(undeclared) if len(undeclared) > 1 else []
         nested = nested_lists(undeclared) if len(undeclared) > 1 else []
@@ -186,7 +196,6 @@ class Inputs:
         self.guess.expect_same(values, self._context.n)
         if self._context.n is None:
             self._context.n = self.guess.infer(values, lists, nested)
-        others = [value for _, value in found if not self._fresh(value)]
         each: dict[int, Tensor] = {}
         if self.sample_ids is None and (lists or nested):
             held = any(isinstance(self._state(value), Layout) for _, value in found)
@@ -242,10 +251,17 @@ class Inputs:
             shape = tensor_of(tensor).shape
             self.seen.append(Seen(path, tuple(shape), samples=False, declared=True))
 
-    def _fresh(self, value: Any) -> bool:
-        """Not known to hold samples yet."""
-        state = self._state(value)
-        return state is None or isinstance(state, Constant)
+    def _sorted(self, found: list[tuple[str, Any]]) -> tuple[list[tuple[str, Any]], list[Any]]:
+        """Tensors that are not known to hold samples yet, and the others."""
+        fresh: list[tuple[str, Any]] = []
+        others: list[Any] = []
+        for path, value in found:
+            state = self._state(value)
+            if state is None or isinstance(state, Constant):
+                fresh.append((path, value))
+            else:
+                others.append(value)
+        return fresh, others
 
     def _state(self, value: Any) -> Any:
         return self._context.look(tensor_of(value))

@@ -16,6 +16,7 @@ from .by_sample import Unsuited, by_sample
 from .table import Forms, rule
 
 _FEW = 8  # positions that are faster added up than multiplied by a row
+_PIECE = 1 << 17  # numbers that are multiplied at a time
 
 
 def _statistics(node: str, x: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -47,24 +48,26 @@ def _trailing(
     found: Forms = []
     for operand in use.operands:
         if operand.value is weight:
-            data = by_sample(x, layout, n, keep).to(dtype)
-            scale = by_sample(rstd, layout, n, keep).to(dtype)
-            if mean:
-                product = (data - by_sample(mean[0], layout, n, keep)).mul_(rows)
-            else:
-                product = data * rows
-            found.append(Dense(_weighted_sum(product, scale)))
+            each = [by_sample(t, layout, n, keep) for t in (x, rstd, *mean)]
+            found.append(Dense(_scale_gradients(rows, *(t.to(dtype) for t in each))))
         else:
             found.append(Dense(rows.sum(1, dtype=dtype)))
     return found
 
 
-def _weighted_sum(rows: Tensor, scale: Tensor) -> Tensor:
-    """Σₜ scaleₜ rowsₜ of (n, t, …) and (n, t, 1, …)."""
-    n, t = rows.shape[:2]
+def _scale_gradients(grad: Tensor, x: Tensor, rstd: Tensor, mean: Tensor | None = None) -> Tensor:
+    """Σₜ rstdₜ (xₜ − meanₜ) ⊙ gradₜ of (n, t, …) and (n, t, 1, …)."""
+    n, t = x.shape[:2]
     if t < _FEW:  # a product for every sample costs more than it computes
-        return rows.mul_(scale).sum(1)
-    return torch.bmm(scale.reshape(n, 1, t), rows.flatten(2)).view(n, *rows.shape[2:])
+        return (x if mean is None else x - mean).mul(rstd).mul_(grad).sum(1)
+    out = x.new_empty(n, 1, x.shape[2:].numel())
+    # on the CPU in pieces that stay in its cache: fresh memory costs as much as the products
+    size = max(1, _PIECE * n // max(1, x.numel())) if x.device.type == "cpu" else n
+    for first in range(0, n, size):
+        some = slice(first, first + size)
+        product = x[some] * grad[some] if mean is None else (x[some] - mean[some]).mul_(grad[some])
+        torch.bmm(rstd[some].reshape(-1, 1, t), product.flatten(2), out=out[some])
+    return out.view(n, *x.shape[2:])
 
 
 @rule("layer_norm")

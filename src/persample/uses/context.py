@@ -75,6 +75,8 @@ class Context:
     def release(self) -> None:
         """Forget every tensor."""
         self.closed = True
+        for name in ("look", "mode", "receiver"):  # they hold the context
+            self.__dict__.pop(name, None)
         self.states.clear()
         self.written.clear()
         self.caller.clear()

@@ -57,16 +57,14 @@ def modules_of(model: nn.Module) -> Modules:
     """``named_modules()`` with a dot after every name, in one pass through the tree."""
     found: Modules = []
     seen: set[int] = set()
-
-    def visit(prefix: str, module: nn.Module) -> None:
+    waiting = [("", model)]
+    while waiting:
+        prefix, module = waiting.pop()
         if id(module) not in seen:
             seen.add(id(module))
             found.append((prefix, module))
-            for name, child in module._modules.items():
-                if child is not None:
-                    visit(f"{prefix}{name}.", child)
-
-    visit("", model)
+            children = [(f"{prefix}{n}.", m) for n, m in module._modules.items() if m is not None]
+            waiting += reversed(children)
     if all(type(module).named_modules is nn.Module.named_modules for _, module in found):
         return found
     return [(f"{name}." if name else "", module) for name, module in model.named_modules()]
