@@ -17,6 +17,8 @@ WALK = 16 << 20  # the same where less would mean to walk one graph again and ag
 LIMIT: ContextVar[int] = ContextVar("scratch memory", default=BUDGET)
 _BYTE = 2  # multiplications that take as long as moving a byte of an intermediate result
 JOINED = 1 << 14  # elements whose copy takes less time than the calls that it saves
+WRITTEN = 1 << 17  # elements of rows that take less time than the calls of products of positions
+WORK = 1 << 22  # and multiplications
 PICKED = 1 << 17  # elements whose sum takes longer than picking some of them
 MATCHED = 16  # elements of a table that are multiplied while one of a row is picked and multiplied
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cost import JOINED, scratch
+from ..cost import JOINED, WORK, WRITTEN, scratch
 from ..dense import Dense
 from ..form import Form
 from ..outer import Outer
@@ -34,12 +34,14 @@ class StackedRows(Stacked, Dense):
 
     __slots__ = ("shapes",)
 
-    def __init__(self, forms: Mapping[str, Dense]) -> None:
-        each = [form.values for form in forms.values()]
+    def __init__(self, forms: Mapping[str, Form]) -> None:
+        each = [form.dense() for form in forms.values()]
         super().__init__(
             torch.cat([v if v.dim() == 2 else v.reshape(v.shape[0], -1) for v in each], 1)
         )
-        self.shapes = {name: form.shape for name, form in forms.items()}
+        self.shapes = {}
+        for name, form in forms.items():
+            self.shapes |= form.shapes if isinstance(form, Stacked) else {name: form.shape}
 
     def without(self, bad: Tensor) -> StackedRows:
         """Zero rows for some samples."""
@@ -84,28 +86,44 @@ def _shaped(parts: Sequence[Tensor], shapes: Mapping[str, torch.Size]) -> dict[s
 
 
 def stack_forms(forms: Mapping[str, Form]) -> dict[str, Form]:
-    """The same forms, small ones of one kind, dtype and device joined under the first one's name.
+    """The same forms, small ones of one dtype and device joined under the first one's name.
 
+    What is written out in a few calls is joined as rows, other products with those of their size.
     The copies take a quarter of the budget at most.
     """
     found: dict[str, Form] = {}
-    alike: dict[Any, dict[str, Any]] = {}
+    rows: dict[Any, dict[str, Form]] = {}
+    products: dict[Any, dict[str, Outer]] = {}
     room = scratch() // 4
     for name, form in forms.items():
-        count, kind = 0, None
-        if isinstance(form, Dense):
-            count = form.values.numel()
-        elif form.__class__ is Outer and form.given[0].dim() == 2:  # one position, one block
-            left, right = form.given
-            count, kind = left.numel() + right.numel(), (left.shape[1], right.shape[1])
-        size, dtype = count * form.dtype.itemsize, form.dtype
-        if 0 < count <= JOINED and size <= room and dtype in (torch.float32, torch.float64):
-            room -= size
-            alike.setdefault((kind, dtype, form.device), {})[name] = form
-        else:
+        dtype, alike = form.dtype, (form.dtype, form.device)
+        count = _copied(form) if dtype in (torch.float32, torch.float64) else 0
+        if not 0 < count * dtype.itemsize <= room:
             found[name] = form
-    for (kind, *_), some in alike.items():
-        if len(some) > 1:
-            some = {next(iter(some)): StackedRows(some) if kind is None else StackedProducts(some)}
-        found |= some
+            continue
+        room -= count * dtype.itemsize
+        if form.__class__ is Outer and form.given[0].dim() == 2:
+            products.setdefault((*alike, form.key()), {})[name] = form
+        else:
+            rows.setdefault(alike, {})[name] = form
+    for (*alike, _), some in products.items():
+        first = next(iter(some))
+        form = StackedProducts(some) if len(some) > 1 else some[first]
+        short = form.n * form.size <= JOINED
+        (rows.setdefault(tuple(alike), {}) if short else found)[first] = form
+    for some in rows.values():
+        found |= {next(iter(some)): StackedRows(some)} if len(some) > 1 else some
     return found
+
+
+def _copied(form: Form) -> int:
+    """Elements that are copied to join a form with others; 0 if it is not small."""
+    if isinstance(form, Dense):
+        return count if (count := form.values.numel()) <= JOINED else 0
+    if form.__class__ is not Outer:
+        return 0
+    left, right = form.given
+    if left.dim() == 2:  # one position, one block
+        return count if (count := left.numel() + right.numel()) <= JOINED else 0
+    count = form.n * form.size
+    return count if count <= WRITTEN and form.work() <= WORK else 0
