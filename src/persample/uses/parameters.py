@@ -60,12 +60,15 @@ def modules_of(model: nn.Module) -> Modules:
     waiting = [("", model)]
     while waiting:
         prefix, module = waiting.pop()
-        if id(module) not in seen:
-            seen.add(id(module))
-            found.append((prefix, module))
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        found.append((prefix, module))
+        if module._modules:
             children = [(f"{prefix}{n}.", m) for n, m in module._modules.items() if m is not None]
             waiting += reversed(children)
-    if all(type(module).named_modules is nn.Module.named_modules for _, module in found):
+    kinds = {type(module) for _, module in found}
+    if all(kind.named_modules is nn.Module.named_modules for kind in kinds):
         return found
     return [(f"{name}." if name else "", module) for name, module in model.named_modules()]
 
