@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+import sys
 from typing import Any
 
 import pytest
+import scipy.stats
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor, nn
 
 import persample
 from persample import private
+from persample.errors import UsageError
 from persample.private import banded, keys
-from persample.private.noise import Noise, Normal, from_words, keyed, layout_is_known
+from persample.private.keys import Bits
+from persample.private.noise import Noise, Normal, polar
 
-from .programs import SIZE, data, finish, net, planned, seeded, training
+from .programs import SIZE, data, finish, net, planned, training
 
 SECRET = bytes(range(32))
-CPU = torch.device("cpu")
 
 
 class Released:
@@ -149,32 +154,57 @@ def test_parameters_do_not_share_noise() -> None:
     assert not bool((sums["a"] == sums["b"]).any())
 
 
-def test_the_state_of_the_generator_has_more_than_32_bits() -> None:
-    assert layout_is_known()
-    seeds = [torch.randn(4, generator=seeded(1)), torch.randn(4, generator=seeded(1 + 2**32))]
-    assert torch.equal(*seeds)  # why the whole state is set
-    state = keyed(SECRET, 0, 0, device=CPU).get_state()
-    assert len(set(state[24 : 24 + 8 * 624].view(torch.int64).tolist())) > 600
-    one, two = (torch.randn(2000, generator=keyed(SECRET, k, 0, device=CPU)) for k in (0, 1))
-    assert abs(float((one * two).mean())) < 5 / math.sqrt(2000)
-    assert abs(float(one.square().mean()) - 1) < 5 * math.sqrt(2 / 2000)
+def test_bits_are_those_of_aes_under_a_key_of_secret_purpose_and_step() -> None:
+    found = [Bits(SECRET, "noise", step).draw(1000, torch.int64).clone() for step in (3, 3, 4)]
+    assert torch.equal(found[0], found[1])
+    assert not bool((found[0] == found[2]).any())
+    assert not bool((Bits(SECRET, "other", 3).draw(1000, torch.int64) == found[0]).any())
+    key = hashlib.shake_256(
+        b"\x20\0\0\0" + SECRET + b"\x05\0\0\0noise" + (3).to_bytes(8, "little")
+    ).digest(32)
+    stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor().update(bytes(8000))
+    assert bytes(found[0].numpy().tobytes()) == stream
 
 
-def test_without_the_layout_words_make_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("persample.private.noise.layout_is_known", lambda: False)
-    found = torch.zeros(333, 301)
-    Normal(SECRET, 0).add_to(found, 1.0)
-    found = found.double()
-    count = found.numel()
-    assert abs(float(found.mean())) < 5 / math.sqrt(count)
-    assert abs(float(found.square().mean()) - 1) < 5 * math.sqrt(2 / count)
-    assert abs(float(found.pow(4).mean()) - 3) < 5 * math.sqrt(96 / count)
-    assert found.shape == (333, 301)
+def test_bits_go_on_where_they_were() -> None:
+    whole, parts = Bits(SECRET, "noise", 0), Bits(SECRET, "noise", 0)
+    drawn = [parts.draw(count, torch.int32).clone() for count in (1, 700, 3, 1000)]
+    assert torch.equal(torch.cat(drawn), whole.draw(1704, torch.int32))
 
 
-def test_extreme_words_are_finite() -> None:
-    ends = torch.tensor([-(2**31), 2**31 - 1, -(2**31), 2**31 - 1, 0, 0], dtype=torch.int32)
-    assert bool(torch.isfinite(from_words(ends, torch.float32)).all())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_noise_is_normal(dtype: torch.dtype) -> None:
+    found = torch.zeros(1_000_001, dtype=dtype)
+    Normal(SECRET, 0).add_to(found, 2.0)
+    numbers, count = (found.double() / 2).numpy(), len(found)
+    assert scipy.stats.kstest(numbers, "norm").pvalue > 1e-4
+    for size in (3.0, 4.0, 4.5):  # tails
+        expected = 2 * scipy.stats.norm.sf(size) * count
+        assert abs((abs(numbers) > size).sum() - expected) < 5 * math.sqrt(expected)
+    half = 1 << 16  # radius and angle of one pair are in both halves of a piece
+    for one, two in ((numbers[:half], numbers[half : 2 * half]), (numbers[:-1], numbers[1:])):
+        for power in (1, 2):
+            related = scipy.stats.pearsonr(one**power, two**power).statistic
+            assert abs(related) < 5 / math.sqrt(len(one))
+
+
+def test_extreme_integers_are_finite() -> None:
+    for kind, dtype in ((torch.int32, torch.float32), (torch.int64, torch.float64)):
+        ends = torch.iinfo(kind)
+        first = torch.tensor([ends.min, ends.max, 0, 1, -1], dtype=kind)
+        radius, angle = polar(first, first.flip(0), dtype)
+        assert bool(torch.isfinite(radius).all())
+        assert float(radius[0]) == 0
+        assert float(radius.max()) > (6.6 if kind is torch.int32 else 9.4)
+        assert float(angle.abs().max()) <= math.pi * (1 + 1e-6)
+
+
+def test_without_cryptography_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers", None)
+    with pytest.raises(UsageError, match=r"needs cryptography.*\n.*\n.*persample\[private\]"):
+        Normal(SECRET, 0)
 
 
 def test_a_bfloat16_model_has_float32_noise() -> None:

@@ -1,8 +1,11 @@
-"""Gaussian noise: once a step for every parameter, a function of (secret, step)."""
+"""Gaussian noise: once a step for every parameter, a function of (secret, step).
+
+On the CPU its bits are a stream of AES-256 in counter mode: whoever sees some of them learns
+nothing of the others. Other devices draw from torch's generators, which are not cryptographic.
+"""
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,10 +14,9 @@ import torch
 from torch import Tensor
 
 from . import banded
-from .keys import seed, words
+from .keys import Bits, seed
 
-_HEAD, _WORDS, _BYTES = 24, 624, 5056  # of the state of torch's Mersenne Twister
-_PIECE = 1 << 16
+_PIECE = 1 << 17  # numbers drawn at a time: they stay in the cache
 
 
 @dataclass(kw_only=True)
@@ -69,71 +71,46 @@ class Normal:
 
     def __init__(self, secret: bytes, step: int) -> None:
         self._secret, self._step = secret, step
+        self._bits = Bits(secret, "noise", step)
         self._generators: dict[torch.device, torch.Generator] = {}
-        self._scratch: dict[tuple[torch.device, torch.dtype], Tensor] = {}
-        self._count = 0
 
     def add_to(self, total: Tensor, std: float, divisor: float = 1.0) -> None:
         """Add the next numbers, of this standard deviation, and divide, in place.
 
         A complex number has two coordinates, and each of them gets the noise of one.
         """
-        real = torch.view_as_real(total) if total.is_complex() else total
-        flat = real.view(-1)
-        # on the CPU in pieces that stay in its cache: fresh memory costs as much as the numbers
-        size = _PIECE if flat.device.type == "cpu" else max(1, len(flat))
-        for piece in flat.split(size):
-            piece.add_(self._next(piece), alpha=std).div_(divisor)
+        flat = (torch.view_as_real(total) if total.is_complex() else total).view(-1)
+        if flat.device.type != "cpu":
+            drawn = torch.empty_like(flat).normal_(generator=self._generator(flat.device))
+            flat.add_(drawn, alpha=std).mul_(1 / divisor)
+            return
+        for piece in flat.split(_PIECE):
+            self._add(piece, std)
+            piece.mul_(1 / divisor)
 
-    def _next(self, like: Tensor) -> Tensor:
-        device, dtype = like.device, like.dtype
-        self._count += 1
-        if device.type == "cpu" and not layout_is_known():
-            count = len(like) + len(like) % 2
-            drawn = words(self._secret, "words", self._step, self._count, count=count)
-            return from_words(drawn, dtype)[: len(like)]
+    def _add(self, piece: Tensor, std: float) -> None:
+        """By Box and Muller: two numbers from two."""
+        half = (len(piece) + 1) // 2
+        wanted = torch.int64 if piece.dtype == torch.float64 else torch.int32
+        radius, angle = polar(*self._bits.draw(2 * half, wanted).view(2, half), piece.dtype)
+        one, two = piece[:half], piece[half:]
+        one.addcmul_(radius, angle.cos(), value=std)
+        two.addcmul_(radius[: len(two)], angle[: len(two)].sin(), value=std)
+
+    def _generator(self, device: torch.device) -> torch.Generator:
         if device not in self._generators:
             number = len(self._generators)  # no two devices draw the same numbers
-            self._generators[device] = keyed(self._secret, self._step, number, device=device)
-        scratch = self._scratch.get((device, dtype))
-        if scratch is None or len(scratch) < len(like):
-            scratch = self._scratch[device, dtype] = torch.empty_like(like)
-        return scratch[: len(like)].normal_(generator=self._generators[device])
+            key = seed(self._secret, "noise", self._step, number)
+            self._generators[device] = torch.Generator(device).manual_seed(key)
+        return self._generators[device]
 
 
-def keyed(secret: bytes, step: int, number: int, *, device: torch.device) -> torch.Generator:
-    """A generator with a state of its own for each key.
+def polar(first: Tensor, second: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Radii and angles of pairs of normal numbers, from uniform signed integers.
 
-    On the CPU ``manual_seed`` takes 32 bits of its seed, which could all be tried. So the secret
-    decides the whole state (https://github.com/pytorch/pytorch/issues/87509).
+    The uniform number behind a radius is an integer's size, so that it is finest near zero, where
+    the largest radii are: they reach 6.6 (9.4 in double precision).
     """
-    generator = torch.Generator(device)
-    if device.type != "cpu":
-        return generator.manual_seed(seed(secret, "noise", step, number))
-    state = generator.manual_seed(0).get_state()
-    found = words(secret, "noise", step, number, count=_WORDS).to(torch.int64) & 0xFFFFFFFF
-    state[_HEAD : _HEAD + 8 * _WORDS] = found.view(torch.uint8)
-    generator.set_state(state)
-    return generator
-
-
-@functools.cache
-def layout_is_known() -> bool:
-    """Whether the state of torch's CPU generator holds its words where they always were."""
-    state = torch.Generator("cpu").manual_seed(5489).get_state()
-    if len(state) != _BYTES:
-        return False
-    found = state[_HEAD : _HEAD + 8 * _WORDS].clone().view(torch.int64).tolist()
-    value, expected = 5489, [5489]
-    for k in range(1, _WORDS):
-        value = (1812433253 * (value ^ (value >> 30)) + k) & 0xFFFFFFFF
-        expected.append(value)
-    return bool(found == expected)
-
-
-def from_words(numbers: Tensor, dtype: torch.dtype) -> Tensor:
-    """Normal numbers from an even number of 32-bit integers, by Box and Muller."""
-    first, second = numbers.double().view(2, -1)
-    size = first.mul(2.0**-32).add_(0.5 + 2.0**-33).log_().mul_(-2).sqrt_()
-    angle = second.mul(math.pi * 2.0**-31)
-    return torch.cat([size * angle.cos(), size * angle.sin()]).to(dtype)
+    unit = 2.0 ** (1 - torch.iinfo(first.dtype).bits)
+    uniform = first.to(dtype).abs_().mul_(unit).clamp_(min=unit / 2)
+    return uniform.log_().mul_(-2).sqrt_(), second.to(dtype).mul_(math.pi * unit)
