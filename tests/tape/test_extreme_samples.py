@@ -69,3 +69,14 @@ def test_the_verdict_is_that_of_its_gradient(size: float, seed: int) -> None:
             assert (0 in tape.nonfinite().tolist()) == bad
             total = sum(v.double().square().sum() for v in tape.clipped_sum(1e-3).values())
             assert bad or float(total) > 0
+
+
+def test_a_zero_gradient_with_a_huge_input_is_zero() -> None:
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    x = torch.randn(5, 3)
+    x[2] = 1e38  # tanh is flat there
+    with persample.record(net) as tape:
+        tape.backward(net(x).square().sum(1))
+    expected = torch.stack([g.flatten(1).norm(dim=1) for g in tape.grads().values()]).norm(dim=0)
+    torch.testing.assert_close(tape.norms(), expected)
+    assert bool((tape.grads()["0.weight"][2] == 0).all())
