@@ -100,6 +100,9 @@ def row_sq_norms(rows: Tensor) -> Tensor:
     return found
 
 
+Moments = tuple[Tensor, Tensor]
+
+
 class Form:
     """n gradients of one tensor."""
 
@@ -114,13 +117,13 @@ class Form:
         """Rows first … last-1 written out: (last - first, *shape)."""
         raise NotImplementedError
 
-    def nbytes(self) -> int:
-        """Bytes held by the representation."""
-        raise NotImplementedError
-
     def tensors(self) -> list[Tensor]:
         """The tensors that the form is made of and does not own."""
         return []
+
+    def nbytes(self) -> int:
+        """Bytes held by the representation."""
+        return sum(tensor.nbytes for tensor in self.tensors())
 
     def without(self, bad: Tensor) -> Form:
         """The same form with the gradients of some samples (a mask) replaced by zero."""
@@ -196,19 +199,15 @@ class Form:
         return Norms(out, None, self.slip, units(elements), rows=True)
 
     def slip(self) -> Tensor | None:
-        """The square of what :meth:`certain_sum` of one sample may be off by: None for nothing."""
+        """The square of what a certain sum of one sample may be off by: None for nothing."""
         return None
 
-    def weighted_sum(self, c: Tensor) -> Tensor:
-        """Σᵢ cᵢ gᵢ: (*shape)."""
+    def weighted_sum(self, c: Tensor, *, certain: bool = False) -> Tensor:
+        """Σᵢ cᵢ gᵢ: (*shape); ``certain``: from what the norms' bounds were computed from."""
         total = torch.zeros(self.shape, dtype=wide(self.dtype), device=self.device)
         for first, last, rows in self.rows():
             total += torch.tensordot(c[first:last].to(rows.dtype), rows, 1)
         return total
-
-    def certain_sum(self, c: Tensor) -> Tensor:
-        """Σᵢ cᵢ gᵢ computed from what the norms' bounds were computed from."""
-        return self.weighted_sum(c)
 
     def dots(self, other: Form) -> Tensor:
         """⟨gᵢ, hⱼ⟩ for every pair: (n, m)."""
@@ -238,23 +237,20 @@ class Form:
             out[first:last] = sketch.of_rows(rows)
         return out
 
-    def moments(self) -> tuple[Tensor, Tensor]:
-        """Σᵢ gᵢ and Σᵢ |gᵢ|², element by element, in double precision."""
-        dtype = double(self.dtype)
-        first = torch.zeros(self.shape, dtype=dtype, device=self.device)
-        second = torch.zeros(self.shape, dtype=torch.float64, device=self.device)
+    def moments(self, dtype: torch.dtype | None = None) -> Moments:
+        """Σᵢ gᵢ and Σᵢ |gᵢ|², element by element; in double precision without a ``dtype``."""
+        first, second = self.no_moments(dtype)
         for _, _, rows in self.rows(scratch() // 4):
-            exact = rows.to(dtype)
+            exact = rows.to(first.dtype)
             first += exact.sum(0)
             second += exact.abs().square_().sum(0)
         return first, second
 
-    def sum_of_squares(self) -> Tensor:
-        """Σᵢ gᵢ², element by element: (*shape)."""
-        total = torch.zeros(self.shape, dtype=real(self.dtype), device=self.device)
-        for _, _, rows in self.rows():
-            total += (rows.abs() if rows.is_complex() else rows).square().sum(0)
-        return total
+    def no_moments(self, dtype: torch.dtype | None) -> Moments:
+        """Zeros for both."""
+        dtype = double(self.dtype) if dtype is None else dtype
+        first = torch.zeros(self.shape, dtype=dtype, device=self.device)
+        return first, torch.zeros(self.shape, dtype=real(dtype), device=self.device)
 
 
 def flat_rows(rows: Tensor) -> Tensor:

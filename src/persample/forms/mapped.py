@@ -10,50 +10,6 @@ from torch import Tensor
 from .form import Form, wide
 
 
-class Mapped(Form):
-    """gᵢ = L hᵢ for a linear map L, the same for every sample; ``form`` holds all hᵢ."""
-
-    __slots__ = ("form",)
-
-    def __init__(
-        self, form: Form, shape: torch.Size, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        super().__init__(form.n, shape, dtype, device)
-        self.form = form
-
-    def of(self, form: Form) -> Mapped:
-        """The same map of another form."""
-        raise NotImplementedError
-
-    def map(self) -> Hashable:
-        """What identifies the map: sums of forms with the same one are mapped once."""
-        raise NotImplementedError
-
-    def tensors(self) -> list[Tensor]:
-        """What the inner form is made of."""
-        return self.form.tensors()
-
-    def owns(self, rows: Tensor) -> bool:
-        """Some maps are views: a clone's derivative hands its seed on."""
-        return self.form.owns(rows)
-
-    def nbytes(self) -> int:
-        """Bytes of the inner form."""
-        return self.form.nbytes()
-
-    def work(self) -> int:
-        """That of the inner form."""
-        return self.form.work()
-
-    def without(self, bad: Tensor) -> Mapped:
-        """Zero gradients for some samples."""
-        return self.of(self.form.without(bad))
-
-    def narrowed(self, first: int, last: int) -> Mapped:
-        """Some samples of the inner form."""
-        return self.of(self.form.narrowed(first, last))
-
-
 class Composite(Form):
     """n gradients that are computed from those of several forms."""
 
@@ -81,6 +37,37 @@ class Composite(Form):
     def work(self) -> int:
         """That of all forms."""
         return sum(form.work() for form in self.forms)
+
+
+class Mapped(Composite):
+    """gᵢ = L hᵢ for a linear map L, the same for every sample; ``form`` holds all hᵢ.
+
+    Some maps are views: a clone's derivative hands its seed on.
+    """
+
+    __slots__ = ("form",)
+
+    def __init__(
+        self, form: Form, shape: torch.Size, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__([form], form.n, shape, dtype, device)
+        self.form = form
+
+    def of(self, form: Form) -> Mapped:
+        """The same map of another form."""
+        raise NotImplementedError
+
+    def map(self) -> Hashable:
+        """What identifies the map: sums of forms with the same one are mapped once."""
+        raise NotImplementedError
+
+    def without(self, bad: Tensor) -> Mapped:
+        """Zero gradients for some samples."""
+        return self.of(self.form.without(bad))
+
+    def narrowed(self, first: int, last: int) -> Mapped:
+        """Some samples of the inner form."""
+        return self.of(self.form.narrowed(first, last))
 
 
 class Placed(Composite):

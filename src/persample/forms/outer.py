@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .cost import Plan, cheapest, scratch, spans
-from .form import Form, real, row_sq_norms, wide
+from .form import Form, Moments, real, row_sq_norms, wide
 from .kernels import MATRIX, outer_kernel
 from .position_products import (
     apply_weights,
@@ -84,11 +84,6 @@ class Outer(Form):
     def tensors(self) -> list[Tensor]:
         """What the form is made of."""
         return list(self.given)
-
-    def nbytes(self) -> int:
-        """Bytes of both factors."""
-        left, right = self.given
-        return (left.numel() + right.numel()) * self.dtype.itemsize
 
     def work(self) -> int:
         """One product per position."""
@@ -187,7 +182,7 @@ class Outer(Form):
         left, right = self.given
         return left.shape[-1], right.shape[-1]
 
-    def weighted_sum(self, c: Tensor) -> Tensor:
+    def weighted_sum(self, c: Tensor, *, certain: bool = False) -> Tensor:
         """(c ∘ left)ᵀ right, one matrix product over all samples and positions."""
         dtype, (a, b), each = wide(self.dtype), self._lengths(), self.given[0].shape[1:-1]
         one = len(each) < 2
@@ -255,25 +250,12 @@ class Outer(Form):
             out[first:last] = (small.mT @ other).flatten(1)
         return out
 
-    def _matrices(self) -> tuple[Tensor, Tensor] | None:
-        """(n, a) and (n, b), if there is one position and one block."""
-        if self.t != 1 or self.left.shape[1] != 1 or self.dtype.is_complex:
-            return None
-        left, right = self._wide(0, self.n)
-        return left[:, 0, 0], right[:, 0, 0]
-
-    def moments(self) -> tuple[Tensor, Tensor]:
+    def moments(self, dtype: torch.dtype | None = None) -> Moments:
         """Two products where there is one position, else written out a few rows at a time."""
-        found = self._matrices()
-        if found is None:
-            return super().moments()
-        left, right = (factor.double() for factor in found)
-        first = torch.mm(left.T, right).view(self.shape)
-        return first, torch.mm(left.square().T, right.square()).view(self.shape)
-
-    def sum_of_squares(self) -> Tensor:
-        """(left²)ᵀ right² where there is one position, else written out a few rows at a time."""
-        found = self._matrices()
-        if found is None:
-            return super().sum_of_squares()
-        return torch.mm(found[0].square().T, found[1].square()).view(self.shape)
+        if self.t != 1 or self.left.shape[1] != 1 or self.dtype.is_complex:
+            return super().moments(dtype)
+        left, right = (
+            factor[:, 0, 0].to(dtype or torch.float64) for factor in (self.left, self.right)
+        )
+        squares = torch.mm(left.square().T, right.square())
+        return torch.mm(left.T, right).view(self.shape), squares.view(self.shape)

@@ -38,10 +38,6 @@ class Patches(Form):
         """What the form is made of."""
         return [self.x, self.grad]
 
-    def nbytes(self) -> int:
-        """Bytes of input and output gradient."""
-        return sum(t.numel() * t.element_size() for t in (self.x, self.grad))
-
     def work(self) -> int:
         """One product per output position (or input position, transposed)."""
         spatial = (self.x if self.geometry.transposed else self.grad).shape[2:].numel()
@@ -191,7 +187,7 @@ class Patches(Form):
             found.append(row_sq_norms(one.dense()))
         return torch.cat(found)
 
-    def weighted_sum(self, c: Tensor) -> Tensor:
+    def weighted_sum(self, c: Tensor, *, certain: bool = False) -> Tensor:
         """One ordinary weight gradient with the smaller factor scaled."""
         dtype, g = wide(self.dtype), self.geometry
         copies = self._copies(min(self.x.numel(), self.grad.numel()))

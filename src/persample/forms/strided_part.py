@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .cost import Plan
-from .form import Form, real
+from .form import Form, Moments, real
 from .mapped import Mapped
 from .rounding import Norms
 
@@ -98,13 +98,9 @@ class Part(Mapped):
         """That of the inner form."""
         return self.form.slip()
 
-    def weighted_sum(self, c: Tensor) -> Tensor:
+    def weighted_sum(self, c: Tensor, *, certain: bool = False) -> Tensor:
         """The view's sum in its place."""
-        return self._place(self.form.weighted_sum(c))
-
-    def certain_sum(self, c: Tensor) -> Tensor:
-        """The view's sum in its place."""
-        return self._place(self.form.certain_sum(c))
+        return self._place(self.form.weighted_sum(c, certain=certain))
 
     def _place(self, value: Tensor) -> Tensor:
         """Zeros with a value of the view, or rows of such, in its place."""
@@ -127,11 +123,7 @@ class Part(Mapped):
             return torch.zeros(self.n, other.n, dtype=real(self.dtype), device=self.device)
         return super().dots(other)
 
-    def moments(self) -> tuple[Tensor, Tensor]:
+    def moments(self, dtype: torch.dtype | None = None) -> Moments:
         """The view's in their place."""
-        first, second = self.form.moments()
+        first, second = self.form.moments(dtype)
         return self._place(first), self._place(second)
-
-    def sum_of_squares(self) -> Tensor:
-        """The view's in its place."""
-        return self._place(self.form.sum_of_squares())

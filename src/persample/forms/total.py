@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -69,24 +67,18 @@ class Total(Composite):
             form.add_to(out, first, last)
         return out
 
-    def weighted_sum(self, c: Tensor) -> Tensor:
-        """Linear: the parts' sums, added."""
+    def weighted_sum(self, c: Tensor, *, certain: bool = False) -> Tensor:
+        """Linear: the parts' sums, added; those of pieces are added to their places."""
         pair = self.tied()
         if pair is not None and wide(pair[0].dtype) == wide(pair[1].dtype):
             rows, outer = pair
             return rows.add_sum(outer.weighted_sum(c), c)
-        return self._summed(lambda form: form.weighted_sum(c))
+        if certain and any(_rounded_unseen(form) for form in self.forms):
+            return super().weighted_sum(c)  # the very rows that the norms were computed from
 
-    def certain_sum(self, c: Tensor) -> Tensor:
-        """Linear."""
-        if self.tied() is not None:  # their certain sums are their weighted sums
-            return self.weighted_sum(c)
-        if any(_rounded_unseen(form) for form in self.forms):
-            return Form.weighted_sum(self, c)  # the very rows that the norms were computed from
-        return self._summed(lambda form: form.certain_sum(c))
+        def ask(form: Form) -> Tensor:
+            return form.weighted_sum(c, certain=certain)
 
-    def _summed(self, ask: Callable[[Form], Tensor]) -> Tensor:
-        """The parts' sums; those of pieces are added to their places."""
         whole = [ask(f) for f in self.forms if not isinstance(f, Part)]
         if len(whole) == len(self.forms):
             return add_all(whole)

@@ -7,13 +7,13 @@ is made for a piece.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from ..cost import Plan, all_of
-from ..form import Form, add_all, double, real, wide
+from ..form import Form, Moments, add_all, real, wide
 from ..mapped import Placed
 from ..rounding import Norms
 from ..strided_part import Part
@@ -78,33 +78,21 @@ class Pieces(Placed):
 
     # ------------------------------------------------------------------ sums and products
 
-    def weighted_sum(self, c: Tensor) -> Tensor:
+    def weighted_sum(self, c: Tensor, *, certain: bool = False) -> Tensor:
         """Every piece's sum in its place."""
-        return self._place(lambda form: form.weighted_sum(c), wide(self.dtype))
-
-    def certain_sum(self, c: Tensor) -> Tensor:
-        """Every piece's sum in its place."""
-        return self._place(lambda form: form.certain_sum(c), wide(self.dtype))
-
-    def sum_of_squares(self) -> Tensor:
-        """Every piece's in its place."""
-        return self._place(lambda form: form.sum_of_squares(), real(self.dtype))
-
-    def moments(self) -> tuple[Tensor, Tensor]:
-        """Every piece's in their places."""
-        first = torch.zeros(self.shape, dtype=double(self.dtype), device=self.device)
-        second = torch.zeros(self.shape, dtype=torch.float64, device=self.device)
+        out = torch.zeros(self.shape, dtype=wide(self.dtype), device=self.device)
         for part in self.parts:
-            one, two = part.form.moments()
+            part.region(out).copy_(part.form.weighted_sum(c, certain=certain))
+        return out
+
+    def moments(self, dtype: torch.dtype | None = None) -> Moments:
+        """Every piece's in their places."""
+        first, second = self.no_moments(dtype)
+        for part in self.parts:
+            one, two = part.form.moments(dtype)
             part.region(first).copy_(one)
             part.region(second).copy_(two)
         return first, second
-
-    def _place(self, ask: Callable[[Form], Tensor], dtype: torch.dtype) -> Tensor:
-        out = torch.zeros(self.shape, dtype=dtype, device=self.device)
-        for part in self.parts:
-            part.region(out).copy_(ask(part.form))
-        return out
 
     def dot(self, direction: Tensor) -> Tensor:
         """Those of the pieces, added."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..cost import Plan, spans
 from ..dense import Dense
-from ..form import Form, real, wide
+from ..form import Form, Moments, real, wide
 from ..mapped import Mapped
 from ..outer import Outer
 from ..patches import Patches
@@ -161,15 +161,11 @@ class Scaled(Mapped):
 
     # ------------------------------------------------------------------ sums and products
 
-    def weighted_sum(self, c: Tensor) -> Tensor:
-        """M times the inner sum."""
-        return self.form.weighted_sum(c) * self.factor
-
-    def certain_sum(self, c: Tensor) -> Tensor:
+    def weighted_sum(self, c: Tensor, *, certain: bool = False) -> Tensor:
         """M times the inner sum, or the sum of the rows that norms were computed from."""
-        if not self.certain:
-            return Form.weighted_sum(self, c)
-        return self.form.certain_sum(c) * self.factor
+        if certain and not self.certain:
+            return super().weighted_sum(c)
+        return self.form.weighted_sum(c, certain=certain) * self.factor
 
     def dot(self, direction: Tensor) -> Tensor:
         """⟨M ∘ hᵢ, V⟩ = ⟨hᵢ, M ∘ V⟩."""
@@ -189,14 +185,11 @@ class Scaled(Mapped):
             return super().project(sketch)
         return self.form.project(sketch) * self.factor
 
-    def moments(self) -> tuple[Tensor, Tensor]:
+    def moments(self, dtype: torch.dtype | None = None) -> Moments:
         """M and M² times the inner ones."""
-        (first, second), factor = self.form.moments(), self.factor.double()
+        first, second = self.form.moments(dtype)
+        factor = self.factor.to(second.dtype)
         return first * factor, second * factor.square()
-
-    def sum_of_squares(self) -> Tensor:
-        """M² times the inner one."""
-        return self.form.sum_of_squares() * self.factor.square()
 
 
 def scale_form(form: Form, factor: Tensor, key: Hashable, dtype: torch.dtype) -> Form:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..cost import Plan, spans
 from ..dense import Dense
-from ..form import Form, add_all, wide
+from ..form import Form, Moments, add_all, wide
 from ..mapped import Mapped
 from ..masked import Masked
 from ..rounding import Norms, add_slips, units
@@ -137,20 +137,14 @@ class Picked(Mapped):
 
     # ------------------------------------------------------------------ sums and products
 
-    def weighted_sum(self, c: Tensor) -> Tensor:
-        """The picked rows' own sum, added to the table."""
-        return self._add_to_table(self.form.weighted_sum(c))
-
-    def certain_sum(self, c: Tensor) -> Tensor:
-        """From what the norms were computed from."""
-        if self.distinct:
-            return self._add_to_table(self.form.certain_sum(c))
-        out = torch.zeros(self.shape, dtype=wide(self.dtype), device=self.device)
-        for first, last, rows in self._tables():
-            rows.add_sum(out, c[first:last])
-        return out
-
-    def _add_to_table(self, picked: Tensor) -> Tensor:
+    def weighted_sum(self, c: Tensor, *, certain: bool = False) -> Tensor:
+        """The picked rows' own sum, added to the table; or rows, if norms come from them."""
+        if certain and not self.distinct:
+            out = torch.zeros(self.shape, dtype=wide(self.dtype), device=self.device)
+            for first, last, rows in self._tables():
+                rows.add_sum(out, c[first:last])
+            return out
+        picked = self.form.weighted_sum(c, certain=certain)
         values = picked.reshape(self.index.numel(), self.shape[1])
         if self.padding >= 0:
             values = values.masked_fill((self.index == self.padding).unsqueeze(1), 0)
@@ -174,12 +168,7 @@ class Picked(Mapped):
             return mine.dots(mine if other is self else other.table())
         return mine.dots(other)
 
-    def moments(self) -> tuple[Tensor, Tensor]:
+    def moments(self, dtype: torch.dtype | None = None) -> Moments:
         """Those of the picked rows, added."""
-        each = [rows.moments() for _, _, rows in self._tables()] or [self.table().moments()]
+        each = [rows.moments(dtype) for _, _, rows in self._tables()] or [self.no_moments(dtype)]
         return add_all([one for one, _ in each]), add_all([two for _, two in each])
-
-    def sum_of_squares(self) -> Tensor:
-        """Those of the picked rows, added."""
-        each = [rows.sum_of_squares() for _, _, rows in self._tables()]
-        return add_all(each or [self.table().sum_of_squares()])

@@ -28,9 +28,9 @@ class Kept(Dense):
 
     __slots__ = ()
 
-    def certain_sum(self, c: Tensor) -> Tensor:
-        """The last use of the rows."""
-        total = self.weighted_sum(c)
+    def weighted_sum(self, c: Tensor, *, certain: bool = False) -> Tensor:
+        """The only use of the rows besides norms."""
+        total = super().weighted_sum(c)
         self.values = self.values.new_empty(0, *self.shape)
         return total
 

@@ -100,22 +100,11 @@ class SingleSamples(Placed):
 
     # ------------------------------------------------------------------ sums
 
-    def weighted_sum(self, c: Tensor) -> Tensor:
+    def weighted_sum(self, c: Tensor, *, certain: bool = False) -> Tensor:
         """The parts' sums, added."""
-        return self._summed(lambda i, part: part.weighted_sum(c[i : i + 1]), wide(self.dtype))
-
-    def certain_sum(self, c: Tensor) -> Tensor:
-        """The parts' sums, added."""
-        return self._summed(lambda i, part: part.certain_sum(c[i : i + 1]), wide(self.dtype))
-
-    def sum_of_squares(self) -> Tensor:
-        """The parts' sums, added."""
-        return self._summed(lambda _, part: part.sum_of_squares(), real(self.dtype))
-
-    def _summed(self, ask: Callable[[int, Form], Tensor], dtype: torch.dtype) -> Tensor:
-        total = torch.zeros(self.shape, dtype=dtype, device=self.device)
+        total = torch.zeros(self.shape, dtype=wide(self.dtype), device=self.device)
         for i, part in self.parts.items():
-            total += ask(i, part)
+            total += part.weighted_sum(c[i : i + 1], certain=certain)
         return total
 
 
