@@ -135,9 +135,17 @@ class Form:
 
     # ------------------------------------------------------------------ derived
 
+    def converted(self, dtype: torch.dtype) -> Form:
+        """The same gradients computed in a wider dtype, if they are made of factors."""
+        return self
+
     def wide_dense(self, first: int = 0, last: int | None = None) -> Tensor:
         """Dense rows, computed in float32 at least."""
-        return self.dense(first, last).to(wide(self.dtype))
+        dtype = wide(self.dtype)
+        if dtype == self.dtype:
+            return self.dense(first, last)
+        part = self.narrowed(first, self.n if last is None else last)
+        return part.converted(dtype).dense().to(dtype)
 
     def add_to(self, out: Tensor, first: int = 0, last: int | None = None) -> Tensor:
         """Dense rows first … last-1 added to what is there, in the precision that is there."""
@@ -197,6 +205,12 @@ class Form:
             out[first:last] = row_sq_norms(rows)
         elements = 2 * self.size if self.dtype.is_complex else self.size
         return Norms(out, None, self.slip, units(elements), rows=True)
+
+    def exact_sq_norms(self, which: Tensor) -> Tensor:
+        """‖gᵢ‖² of a few samples, from rows in double precision."""
+        dtype = double(self.dtype)
+        each = [self.narrowed(i, i + 1).converted(dtype) for i in which.tolist()]
+        return torch.cat([row_sq_norms(one.wide_dense().to(dtype)) for one in each])
 
     def slip(self) -> Tensor | None:
         """The square of what a certain sum of one sample may be off by: None for nothing."""

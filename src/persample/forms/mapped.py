@@ -75,10 +75,6 @@ class Placed(Composite):
 
     __slots__ = ()
 
-    def owns(self, rows: Tensor) -> bool:
-        """Dense rows have their own memory."""
-        return False
-
     def dense(self, first: int = 0, last: int | None = None) -> Tensor:
         """Every form's rows added to zeros."""
         return self._add_rows(self.dtype, first, last)

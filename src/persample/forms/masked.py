@@ -21,10 +21,6 @@ class Masked(Composite):
         super().__init__([form], form.n, form.shape, form.dtype, form.device)
         self.form, self.bad = form, bad
 
-    def owns(self, rows: Tensor) -> bool:
-        """Rows with zeros in them are new memory."""
-        return False
-
     def row_bytes(self) -> int:
         """As before, so that as many rows are computed at a time."""
         return self.form.row_bytes()

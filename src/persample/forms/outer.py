@@ -100,6 +100,11 @@ class Outer(Form):
         left, right = self.given
         return Outer(left[first:last], right[first:last], self.shape)
 
+    def converted(self, dtype: torch.dtype) -> Outer:
+        """From converted factors."""
+        left, right = self.given
+        return Outer(left.to(dtype), right.to(dtype), self.shape)
+
     # ------------------------------------------------------------------ the algebra
 
     def dense(self, first: int = 0, last: int | None = None) -> Tensor:
@@ -116,16 +121,6 @@ class Outer(Form):
             return MATRIX
         left, right = (f.unsqueeze(1) if f.dim() == 2 else f for f in self.given)
         return outer_kernel(left.mT, right)
-
-    def owns(self, rows: Tensor) -> bool:
-        """Products are new memory, or zeros without memory."""
-        return rows._is_zerotensor()
-
-    def wide_dense(self, first: int = 0, last: int | None = None) -> Tensor:
-        """From widened factors."""
-        if self.dtype == wide(self.dtype):
-            return self.dense(first, last)
-        return Outer(*self._wide(first, self.n if last is None else last), self.shape).dense()
 
     def write(self, out: Tensor) -> Tensor:
         """Straight into the buffer."""

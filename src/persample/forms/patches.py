@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .correlation import by_positions, positions_pay, unfold_first
 from .cost import Plan, scratch, spans
-from .form import Form, real, row_sq_norms, wide
+from .form import Form, real, wide
 from .geometry import Geometry, unfold
 from .outer import Outer
 from .rounding import Norms, error_units, lengths, slip_of_products, units
@@ -54,6 +54,11 @@ class Patches(Form):
         part = slice(first * self.images, last * self.images)
         return Patches(self.x[part], self.grad[part], self.weight, self.geometry, self.images)
 
+    def converted(self, dtype: torch.dtype) -> Patches:
+        """From a converted input and output gradient."""
+        x, grad = self.x.to(dtype), self.grad.to(dtype)
+        return Patches(x, grad, self.weight, self.geometry, self.images)
+
     # ------------------------------------------------------------------ dense
 
     def dense(self, first: int = 0, last: int | None = None) -> Tensor:
@@ -69,20 +74,6 @@ class Patches(Form):
     def rows_by(self) -> str:
         """The cheaper of two ways for these sizes."""
         return "patches" if self._unfolds() else "grouped convolution"
-
-    def owns(self, rows: Tensor) -> bool:
-        """Dense rows have their own memory."""
-        return False
-
-    def wide_dense(self, first: int = 0, last: int | None = None) -> Tensor:
-        """From a widened input and output gradient."""
-        dtype = wide(self.dtype)
-        if self.dtype == dtype:
-            return self.dense(first, last)
-        m = self.images
-        part = slice(first * m, None if last is None else last * m)
-        x, grad = self.x[part].to(dtype), self.grad[part].to(dtype)
-        return Patches(x, grad, self.weight, self.geometry, m).dense()
 
     def _fold(self, first: int, last: int) -> Tensor:
         """All images in one convolution, each image a group of its own."""
@@ -151,12 +142,12 @@ class Patches(Form):
         """Position products on small maps, else the rows, a few at a time."""
         if self.plan().way != "gram":
             found = self.norms_of_rows(16 << 20)
-            return found if self.dtype.is_complex else found._replace(exact=self._exactly)
+            return found if self.dtype.is_complex else found._replace(exact=self.exact_sq_norms)
         value, doubt, diagonals = by_positions(self.x, self.grad, self.shape, self.geometry)
         t = self.grad.shape[2:].numel()
         return Norms(
             value, doubt, lambda: slip_of_products(diagonals, doubt, t, self.size),
-            units(self.size), exact=self._exactly,
+            units(self.size), exact=self.exact_sq_norms,
         )  # fmt: skip
 
     def _sizes(self) -> Tensor:
@@ -176,16 +167,6 @@ class Patches(Form):
         """Units by which a sum of all positions may be off: torch adds them one after the other."""
         spatial = (self.x if self.geometry.transposed else self.grad).shape[2:].numel()
         return error_units(self.images * spatial, self.images * spatial)
-
-    def _exactly(self, which: Tensor) -> Tensor:
-        """‖gᵢ‖² of a few samples from rows in double precision."""
-        m, found = self.images, []
-        for i in which.tolist():
-            part = slice(i * m, (i + 1) * m)
-            x, grad = self.x[part].double(), self.grad[part].double()
-            one = Patches(x, grad, self.weight, self.geometry, m)
-            found.append(row_sq_norms(one.dense()))
-        return torch.cat(found)
 
     def weighted_sum(self, c: Tensor, *, certain: bool = False) -> Tensor:
         """One ordinary weight gradient with the smaller factor scaled."""

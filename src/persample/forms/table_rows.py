@@ -81,10 +81,6 @@ class Rows(Form):
         out = zeros((count, *self.shape), wide(self.dtype), self.device)
         return self.add_to(out, first, last)
 
-    def owns(self, rows: Tensor) -> bool:
-        """Dense rows have their own memory."""
-        return False
-
     def add_to(self, out: Tensor, first: int = 0, last: int | None = None) -> Tensor:
         """Straight into their places."""
         part = self

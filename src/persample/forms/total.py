@@ -8,7 +8,7 @@ from torch import Tensor
 from .cost import Plan, all_of
 from .fast.disjoint_parts import Pieces
 from .fast.elementwise import Scaled
-from .form import Form, add_all, flat_rows, wide
+from .form import Form, add_all, wide
 from .mapped import Composite
 from .masked import Masked
 from .outer import Outer
@@ -136,13 +136,8 @@ class Total(Composite):
         doubt += offs[0].mul_(offs[1]).div_(128 * unit)
         return Norms(
             value.clamp_(min=0), doubt, lambda: self._slip(parts), units(self.size),
-            exact=self._exactly,
+            exact=self.exact_sq_norms,
         )  # fmt: skip
-
-    def _exactly(self, which: Tensor) -> Tensor:
-        """‖gᵢ‖² of a few samples: from their rows, which cancel before they are squared."""
-        rows = [flat_rows(self.wide_dense(i, i + 1)).double() for i in which.tolist()]
-        return torch.cat([r.square().sum(1) for r in rows])
 
     def tied(self) -> tuple[Rows, Outer] | None:
         """An embedding and an output head of the same table, if that is all there is."""

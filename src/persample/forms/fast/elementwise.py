@@ -40,13 +40,13 @@ class Scaled(Mapped):
         """The same constants for another form."""
         return Scaled(form, self.factor, self.key, self.dtype)
 
+    def converted(self, dtype: torch.dtype) -> Scaled:
+        """From converted factors of the inner form."""
+        return self.of(self.form.converted(dtype))
+
     def map(self) -> Hashable:
         """The constants."""
         return Scaled, self.key, self.shape, self.dtype
-
-    def owns(self, rows: Tensor) -> bool:
-        """Products have their own memory."""
-        return False
 
     @property
     def uniform(self) -> bool:
@@ -102,7 +102,7 @@ class Scaled(Mapped):
         one = self._one_position()
         if one is None:  # rows are rounded as sums are
             found = self.norms_of_rows(4 * _TILE)
-            return found._replace(exact=self._exactly) if self.certain else found
+            return found._replace(exact=self.exact_sq_norms) if self.certain else found
         value, lost = self._by_squares(one)
         return Norms(value, lost, units=units(one.left.shape[3]) + units(one.right.shape[3]) + 16)
 
@@ -125,14 +125,6 @@ class Scaled(Mapped):
         exact = None if found.exact is None else exactly
         value, units = times(found.value), found.units + 8
         return found._replace(value=value, doubt=doubt, slip=slip, units=units, exact=exact)
-
-    def _exactly(self, which: Tensor) -> Tensor:
-        """‖gᵢ‖² of a few samples from factors in double precision."""
-        factor, found = self.factor.double(), []
-        for i in which.tolist():
-            rows = _to_double(self.form.narrowed(i, i + 1)).wide_dense()
-            found.append((rows.double() * factor).square_().sum().view(1))
-        return torch.cat(found)
 
     def slip(self) -> Tensor | None:
         """That of the inner form, times the largest number of M."""
@@ -199,13 +191,3 @@ def scale_form(form: Form, factor: Tensor, key: Hashable, dtype: torch.dtype) ->
         values = form.values * factor.index_select(0, index)
         return Rows(sample, index, values, form.n, form.shape)
     return Scaled(form, factor, key, dtype)
-
-
-def _to_double(form: Form) -> Form:
-    """The same form in double precision, where it is made of factors."""
-    if isinstance(form, Outer):
-        return Outer(form.left.double(), form.right.double(), form.shape)
-    if isinstance(form, Patches):
-        x, grad = form.x.double(), form.grad.double()
-        return Patches(x, grad, form.weight, form.geometry, form.images)
-    return form

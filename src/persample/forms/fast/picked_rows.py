@@ -50,10 +50,6 @@ class Picked(Mapped):
         """Zero gradients for some samples."""
         return self.of(self.form.without(bad) if self.distinct else Masked(self.form, bad))
 
-    def owns(self, rows: Tensor) -> bool:
-        """Dense rows have their own memory."""
-        return False
-
     def row_bytes(self) -> int:
         """A row of the table and the picked rows that are added to it."""
         return super().row_bytes() + 2 * self.form.row_bytes()

@@ -6,7 +6,7 @@ size. A question to each on its own costs more in calls than in arithmetic.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -14,73 +14,50 @@ from torch import Tensor
 
 from ..cost import JOINED, scratch
 from ..dense import Dense
-from ..form import Form
+from ..form import Form, flat_rows
+from ..mapped import Mapped
 from ..outer import Outer
+from ..rounding import Norms
 
 
-class Stacked:
-    """Gradients of several tensors as one form."""
-
-    __slots__ = ()
-    shapes: dict[str, torch.Size]
-
-    def split(self, total: Tensor) -> dict[str, Tensor]:
-        """A sum over samples as every tensor's own sum."""
-        raise NotImplementedError
-
-
-class StackedRows(Stacked, Dense):
-    """gᵢ of several tensors, one after the other in row i."""
+class Stacked(Mapped):
+    """Gradients of several tensors, side by side in the rows or in the blocks of one form."""
 
     __slots__ = ("shapes",)
 
-    def __init__(self, forms: Mapping[str, Dense]) -> None:
-        each = [form.values for form in forms.values()]
-        super().__init__(
-            torch.cat([v if v.dim() == 2 else v.reshape(v.shape[0], -1) for v in each], 1)
-        )
-        self.shapes = {name: form.shape for name, form in forms.items()}
+    def __init__(self, form: Form, shapes: Mapping[str, torch.Size]) -> None:
+        super().__init__(form, form.shape, form.dtype, form.device)
+        self.shapes = shapes
 
-    def without(self, bad: Tensor) -> StackedRows:
-        """Zero rows for some samples."""
-        cleared = object.__new__(StackedRows)
-        Dense.__init__(cleared, self.values.masked_fill(bad.unsqueeze(1), 0))
-        cleared.shapes = self.shapes
-        return cleared
+    def of(self, form: Form) -> Stacked:
+        """The same tensors of another form."""
+        return Stacked(form, self.shapes)
 
-    def split(self, total: Tensor) -> dict[str, Tensor]:
-        """A sum over samples as every tensor's own sum."""
-        parts = total.split([shape.numel() for shape in self.shapes.values()])
-        return _shaped(parts, self.shapes)
+    def norms(self) -> Norms:
+        """Those of all tensors together."""
+        return self.form.norms()
 
-
-class StackedProducts(Stacked, Outer):
-    """Outer products of one position for several matrices of one size: a block for each."""
-
-    __slots__ = ("shapes",)
-
-    def __init__(self, forms: Mapping[str, Outer]) -> None:
-        left = torch.stack([form.given[0] for form in forms.values()], 1).unsqueeze(2)
-        right = torch.stack([form.given[1] for form in forms.values()], 1).unsqueeze(2)
-        shape = torch.Size((len(forms), left.shape[3], right.shape[3]))
-        super().__init__(left, right, shape)
-        self.shapes = {name: form.shape for name, form in forms.items()}
-
-    def without(self, bad: Tensor) -> StackedProducts:
-        """Zero factors for some samples."""
-        cleared, whole = object.__new__(StackedProducts), Outer.without(self, bad)
-        Outer.__init__(cleared, *whole.given, self.shape)
-        cleared.shapes = self.shapes
-        return cleared
+    def weighted_sum(self, c: Tensor, *, certain: bool = False) -> Tensor:
+        """The sums of all tensors together."""
+        return self.form.weighted_sum(c, certain=certain)
 
     def split(self, total: Tensor) -> dict[str, Tensor]:
         """A sum over samples as every tensor's own sum."""
-        return _shaped(total.unbind(), self.shapes)
+        parts = total.view(-1).split([shape.numel() for shape in self.shapes.values()])
+        named = zip(parts, self.shapes.items(), strict=True)
+        return {name: part.view(shape) for part, (name, shape) in named}
 
 
-def _shaped(parts: Sequence[Tensor], shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
-    named = zip(parts, shapes.items(), strict=True)
-    return {name: x if x.shape == shape else x.view(shape) for x, (name, shape) in named}
+def _stack_rows(forms: Iterable[Dense]) -> Dense:
+    """One tensor's elements after the other's, in every row."""
+    return Dense(torch.cat([flat_rows(form.values) for form in forms], 1))
+
+
+def _stack_products(forms: Iterable[Outer]) -> Outer:
+    """Outer products of one position, of matrices of one size: a block for each."""
+    sides = zip(*(form.given for form in forms), strict=True)
+    left, right = (torch.stack(side, 1).unsqueeze(2) for side in sides)
+    return Outer(left, right, torch.Size((left.shape[1], left.shape[3], right.shape[3])))
 
 
 def stack_forms(forms: Mapping[str, Form]) -> dict[str, Form]:
@@ -106,6 +83,8 @@ def stack_forms(forms: Mapping[str, Form]) -> dict[str, Form]:
             found[name] = form
     for (kind, *_), some in alike.items():
         if len(some) > 1:
-            some = {next(iter(some)): StackedRows(some) if kind is None else StackedProducts(some)}
+            stack = _stack_rows if kind is None else _stack_products
+            shapes = {name: form.shape for name, form in some.items()}
+            some = {next(iter(some)): Stacked(stack(some.values()), shapes)}
         found |= some
     return found
