@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..errors import Mixing
 from .layout import Layout, Shape, closed, explicit, ids_of
 
 
@@ -63,6 +64,23 @@ def squeeze_colours(ids: Tensor, n: int) -> Tensor:
             ):
                 ids = top
     return _on_one_axis(ids, n)
+
+
+def paint(
+    before: Tensor, places: Tensor, colours: Tensor,
+    why: str = "rows of several samples are written to one place", fix: str = "",
+) -> Tensor:  # fmt: skip
+    """Colours after a write to these places of the flattened target; -1 leaves a place as it is."""
+    flat, where, new = before.flatten(), places.flatten(), colours.flatten()
+    after = flat.scatter_reduce(0, where, new, "amax", include_self=True)
+    if bool(((new >= 0) & (after[where] != new)).any()):
+        raise Mixing(why, fix)
+    return after.view(before.shape)
+
+
+def colour_groups(groups: Tensor, rows: Tensor, count: int, *, why: str, fix: str = "") -> Tensor:
+    """The sample of every group, from those of its rows; -1 where a group has none."""
+    return paint(torch.full((count,), -1, device=rows.device), groups, rows, why, fix)
 
 
 def _on_one_axis(ids: Tensor, n: int) -> Tensor:

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from ...errors import Mixing
-from ..call import Call, Result
-from ..layout import Layout, align, closed, explicit, ids_of, merge, remap
+from ..call import Call, Result, other_sizes
+from ..layout import Layout, align, closed, explicit, ids_of, remap
 from ..operators import rule
-from ..reshaping import squeeze_colours
+from ..reshaping import paint, squeeze_colours
 from ..subscript import axis_steps, expand_index, is_full
 from .shape import probe_layouts
 
@@ -66,15 +66,6 @@ def _whole_axis(entries: list[Any], place: int) -> int | None:
     return None
 
 
-def paint(before: Tensor, places: Tensor, colours: Tensor) -> Tensor:
-    """Colours after a write to these places of the flattened target; -1 leaves a place as it is."""
-    flat, where, new = before.flatten(), places.flatten(), colours.flatten()
-    after = flat.scatter_reduce(0, where, new, "amax", include_self=True)
-    if bool(((new >= 0) & (after[where] != new)).any()):
-        raise Mixing("rows of several samples are written to one place")
-    return after.view(before.shape)
-
-
 def _only_needed(mine: Tensor, colours: Tensor, shape: torch.Size, entries: list[Any]) -> Tensor:
     """Target colours with axes of one where neither side changes colour and all is written."""
     sizes, new = list(shape), 0
@@ -124,12 +115,9 @@ def _scatter_layout(
         return layout
     placed = bool(brought.axes) and axis not in brought.axes
     if placed and (layout is None or axis not in layout.axes):
-        same = (
-            x.shape[:axis] == source.shape[:axis]
-            and x.shape[axis + 1 :] == source.shape[axis + 1 :]
-        )
+        same = other_sizes(x, axis) == other_sizes(source, axis)
         if same and (along_axis or index.shape == source.shape):
-            return brought if layout is None else merge(layout, brought, x.shape, call.n)
+            return call.merge(layout, brought, out=x)
     mine = call.colours(x)
     colours = ids_of(brought, source.shape, call.n, x.device)
     if along_axis:
@@ -212,9 +200,5 @@ def _masked_scatter(call: Call, x: Tensor, mask: Tensor, source: Tensor) -> Resu
 
 def _replace_part(call: Call) -> Result:
     """Colours by running the write on colours; a place may keep its colour or take one."""
-    x = call.arg(0, "input", "self")
-    outside = probe_layouts(call)
-    layout = call.layout(x)
-    if layout is None or not isinstance(outside, Layout):
-        return outside  # type: ignore[return-value]
-    return merge(layout, outside, x.shape, call.n)
+    x, outside = call.arg(0, "input", "self"), probe_layouts(call)
+    return call.merge(call.layout(x), outside, out=x)  # type: ignore[arg-type]
