@@ -8,10 +8,19 @@ import torch
 from torch import Tensor
 
 from ..layouts.layout import Layout, ids_of
+from ..uses.use import Firing, Use
 
 
 class Unsuited(Exception):
     """A rule does not apply to this call; the generic rule does."""
+
+
+def only_output(use: Use, firing: Firing) -> tuple[Tensor, Layout]:
+    """The gradient of the first result, and its layout."""
+    grad = firing.grads[0]
+    if grad is None:
+        raise Unsuited
+    return grad, use.out_layouts[0]
 
 
 def by_sample(x: Tensor, layout: Layout, n: int, keep: int) -> Tensor:

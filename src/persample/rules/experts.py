@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..forms import JOINED, Outer, Part, Pieces
 from ..uses.use import Firing, Use
-from .by_sample import Unsuited, row_ids
+from .by_sample import Unsuited, only_output, row_ids
 from .table import Forms, rule
 
 
@@ -20,8 +20,8 @@ def grouped_mm(use: Use, firing: Firing, n: int) -> Forms:
     x, weight, offsets = use.bind(firing, "input", "mat2", "offs")
     if offsets is None:
         offsets = use.arguments(firing)[1].get("offs")
-    grad, layout = firing.grads[0], use.out_layouts[0]
-    if grad is None or x.dim() != 2 or weight.dim() != 3 or len(use.operands) != 1:
+    grad, layout = only_output(use, firing)
+    if x.dim() != 2 or weight.dim() != 3 or len(use.operands) != 1:
         raise Unsuited
     if use.operands[0].value is not weight or offsets is None:
         raise Unsuited
