@@ -6,7 +6,8 @@ t s positions, a b axes of a matrix, k independent blocks, r rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -78,10 +79,7 @@ def pairwise(one: Tensor, two: Tensor) -> Tensor:
 
 def add_all(tensors: Sequence[Tensor]) -> Tensor:
     """The sum of tensors."""
-    out = tensors[0]
-    for tensor in tensors[1:]:
-        out = out + tensor
-    return out
+    return functools.reduce(torch.add, tensors)
 
 
 def row_sq_norms(rows: Tensor) -> Tensor:
@@ -194,17 +192,25 @@ class Form:
         for first, last in spans(self.n, self.row_bytes(), budget):
             yield first, last, self.wide_dense(first, last)
 
+    def _of_rows(
+        self, ask: Callable[[Tensor], Tensor], *shape: int, budget: int | None = None
+    ) -> Tensor:
+        """An answer for every sample from its dense row, a few samples at a time."""
+        out = torch.zeros(self.n, *shape, dtype=real(self.dtype), device=self.device)
+        for first, last, rows in self.rows(budget):
+            out[first:last] = ask(rows)
+        return out
+
     def norms(self) -> Norms:
         """‖gᵢ‖² for every sample, and what rounding may have done to it."""
         return self.norms_of_rows()
 
     def norms_of_rows(self, budget: int | None = None) -> Norms:
         """From the rows, a few samples at a time; sums are those of the same rows, or slip."""
-        out = torch.zeros(self.n, dtype=real(self.dtype), device=self.device)
-        for first, last, rows in self.rows(budget):
-            out[first:last] = row_sq_norms(rows)
         elements = 2 * self.size if self.dtype.is_complex else self.size
-        return Norms(out, None, self.slip, units(elements), rows=True)
+        return Norms(
+            self._of_rows(row_sq_norms, budget=budget), None, self.slip, units(elements), rows=True
+        )
 
     def exact_sq_norms(self, which: Tensor) -> Tensor:
         """‖gᵢ‖² of a few samples, from rows in double precision."""
@@ -239,17 +245,11 @@ class Form:
 
     def dot(self, direction: Tensor) -> Tensor:
         """⟨gᵢ, V⟩ for every sample: (n,)."""
-        out = torch.zeros(self.n, dtype=real(self.dtype), device=self.device)
-        for first, last, rows in self.rows():
-            out[first:last] = inner(rows, direction.to(rows.dtype).unsqueeze(0))
-        return out
+        return self._of_rows(lambda rows: inner(rows, direction.to(rows.dtype).unsqueeze(0)))
 
     def project(self, sketch: Sketch) -> Tensor:
         """The sketch of every gradient: (n, dim)."""
-        out = torch.zeros(self.n, sketch.dim, dtype=real(self.dtype), device=self.device)
-        for first, last, rows in self.rows():
-            out[first:last] = sketch.of_rows(rows)
-        return out
+        return self._of_rows(sketch.of_rows, sketch.dim)
 
     def moments(self, dtype: torch.dtype | None = None) -> Moments:
         """Σᵢ gᵢ and Σᵢ |gᵢ|², element by element; in double precision without a ``dtype``."""

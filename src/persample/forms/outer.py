@@ -33,9 +33,7 @@ class Outer(Form):
     there is one position. They get their other axes when they are needed.
     """
 
-    __slots__ = ("given", "left", "right")
-    left: Tensor
-    right: Tensor
+    __slots__ = ("given",)
 
     def __init__(self, left: Tensor, right: Tensor, shape: torch.Size) -> None:
         if left.dtype is not right.dtype:
@@ -46,14 +44,15 @@ class Outer(Form):
         self.n, self.shape, self.dtype = left.shape[0], shape, left.dtype
         self.device, self.given = right.device, (left, right)
 
-    def __getattr__(self, name: str) -> Tensor:
-        if name not in ("left", "right"):
-            raise AttributeError(name)
-        left, right = self.given
-        for _ in range(4 - left.dim()):
-            left, right = left.unsqueeze(1), right.unsqueeze(1)
-        self.left, self.right = left, right
-        return left if name == "left" else right
+    @property
+    def left(self) -> Tensor:
+        """The left factor: (n, k, t, a)."""
+        return _with_all_axes(self.given[0])
+
+    @property
+    def right(self) -> Tensor:
+        """The right factor: (n, k, t, b)."""
+        return _with_all_axes(self.given[1])
 
     # ------------------------------------------------------------------ sizes and costs
 
@@ -254,3 +253,8 @@ class Outer(Form):
         )
         squares = torch.mm(left.square().T, right.square())
         return torch.mm(left.T, right).view(self.shape), squares.view(self.shape)
+
+
+def _with_all_axes(factor: Tensor) -> Tensor:
+    """Blocks and positions as axes of one, where there is one of them."""
+    return factor[(slice(None), *[None] * (4 - factor.dim()))]

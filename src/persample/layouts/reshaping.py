@@ -83,6 +83,15 @@ def colour_groups(groups: Tensor, rows: Tensor, count: int, *, why: str, fix: st
     return paint(torch.full((count,), -1, device=rows.device), groups, rows, why, fix)
 
 
+def place_in_groups(groups: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The place of every row among those of its group, and how many rows each group has."""
+    order = torch.argsort(groups, stable=True)
+    sizes = torch.bincount(groups, minlength=count)
+    places, starts = torch.empty_like(order), sizes.cumsum(0) - sizes
+    places[order] = torch.arange(len(order), device=groups.device) - starts[groups[order]]
+    return places, sizes
+
+
 def _on_one_axis(ids: Tensor, n: int) -> Tensor:
     """One axis that has all colours, where -1 fills up rows and columns of the others."""
     wide = [d for d, size in enumerate(ids.shape) if size > 1]

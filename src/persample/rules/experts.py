@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..forms import JOINED, Outer, Part, Pieces
+from ..layouts.reshaping import place_in_groups
 from ..uses.use import Firing, Use
 from .by_sample import Unsuited, only_output, row_ids
 from .table import Forms, rule
@@ -51,12 +52,7 @@ class _Routed:
         self.used = ((ids >= 0) & (expert < offsets.numel())).nonzero().flatten()  # not padding
         self.n, self.experts = n, offsets.numel()
         self.sample, self.expert = ids[self.used], expert[self.used]
-        key = self.expert * n + self.sample
-        order = torch.argsort(key, stable=True)
-        counts = torch.bincount(key, minlength=self.experts * n)
-        starts = counts.cumsum(0) - counts
-        self.place = torch.empty_like(order)  # among the rows of the same expert and sample
-        self.place[order] = rows[: order.numel()] - starts[key[order]]
+        self.place, counts = place_in_groups(self.expert * n + self.sample, self.experts * n)
         self.longest: list[int] = counts.view(self.experts, n).amax(1).tolist() if n else []
 
     def side_by_side(self, rows: Tensor, longest: int) -> Tensor:

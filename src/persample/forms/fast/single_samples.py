@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -53,50 +53,43 @@ class SingleSamples(Placed):
 
     # ------------------------------------------------------------------ one number for each
 
-    def _each(self, ask: Callable[[Form], Tensor], *shape: int) -> Tensor:
-        """An answer for every sample; zero where it has no gradient."""
+    def _each(self, answers: Mapping[int, Tensor | None], *shape: int) -> Tensor:
+        """Answers of single samples in their places; zero where there is none."""
         out = torch.zeros(self.n, *shape, dtype=real(self.dtype), device=self.device)
-        if self.parts:
-            where = torch.tensor(list(self.parts), device=self.device)
-            out[where] = torch.cat([ask(part) for part in self.parts.values()]).to(out.dtype)
+        known = {i: answer for i, answer in answers.items() if answer is not None}
+        if known:
+            where = torch.tensor(list(known), device=self.device)
+            out[where] = torch.cat(list(known.values())).to(out.dtype)
         return out
 
     def norms(self) -> Norms:
         """Each part's, looked at once."""
         each = {i: part.norms() for i, part in self.parts.items()}
-        value, doubt = self._place({i: [e.value, e.doubt] for i, e in each.items()}, 2)
+        value = {i: found.value for i, found in each.items()}
+        doubt = {i: found.doubt for i, found in each.items()}
 
         def exactly(which: Tensor) -> Tensor:
             only, none = which.new_zeros(1), torch.zeros(1, dtype=torch.float64, device=self.device)
             found = [each.get(i) for i in which.tolist()]
             return torch.cat([none if norms is None else norms.again(only) for norms in found])
 
-        def slip() -> Tensor:
-            return self._place({i: [e.slip()] for i, e in each.items()}, 1)[0]
-
-        rows = any(found.rows for found in each.values())
-        return Norms(value, doubt, slip, rows=rows, exact=exactly)
+        return Norms(
+            self._each(value), self._each(doubt),
+            lambda: self._each({i: e.slip() for i, e in each.items()}),
+            rows=any(found.rows for found in each.values()), exact=exactly,
+        )  # fmt: skip
 
     def slip(self) -> Tensor | None:
         """Each part's."""
-        return self._place({i: [part.slip()] for i, part in self.parts.items()}, 1)[0]
-
-    def _place(self, each: Mapping[int, list[Tensor | None]], count: int) -> Tensor:
-        """Numbers of single samples, or none, in their places: (count, n)."""
-        out = torch.zeros(count, self.n, dtype=real(self.dtype), device=self.device)
-        for i, numbers in each.items():
-            for k, number in enumerate(numbers):
-                if number is not None:
-                    out[k, i] = number[0]
-        return out
+        return self._each({i: part.slip() for i, part in self.parts.items()})
 
     def dot(self, direction: Tensor) -> Tensor:
         """Each part's."""
-        return self._each(lambda part: part.dot(direction))
+        return self._each({i: part.dot(direction) for i, part in self.parts.items()})
 
     def project(self, sketch: Sketch) -> Tensor:
         """Each part's."""
-        return self._each(lambda part: part.project(sketch), sketch.dim)
+        return self._each({i: p.project(sketch) for i, p in self.parts.items()}, sketch.dim)
 
     # ------------------------------------------------------------------ sums
 

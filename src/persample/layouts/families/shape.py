@@ -108,11 +108,8 @@ def squeeze(call: Call) -> Result:
     gone = {d for d in axes(dims, x.dim()) if x.shape[d] == 1}
     if layout.ids is None and layout.axis in gone:  # a single sample: every axis is its own
         return reshape_layout(layout, x.shape, call.out.shape, call.n, x.device)
-    kept = [d for d in range(x.dim()) if d not in gone]
-    places: list[int | None] = [None] * x.dim()
-    for new, old in enumerate(kept):
-        places[old] = new
-    return remap(layout, places, len(kept))
+    places = [None if d in gone else d - sum(g < d for g in gone) for d in range(x.dim())]
+    return remap(layout, places, x.dim() - len(gone))
 
 
 @rule("expand expand_as broadcast_to expand_copy", linear=True)

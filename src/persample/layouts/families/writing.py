@@ -149,28 +149,22 @@ def put(call: Call) -> Result:
     return layout_after_write(x, before, after, call.n)
 
 
-@rule(
-    "index_fill masked_scatter select_scatter slice_scatter diagonal_scatter as_strided_scatter",
-    routes=True,
-)
+@rule("index_fill as_strided_scatter", routes=True)
 def overwrite(call: Call) -> Result:
     """Rarely used writes: followed only if nothing coloured is written."""
     x = call.arg(0, "input", "self")
-    others = [key for key in call.layouts if key != id(x)]
-    if call.name == "masked_scatter":
-        return _masked_scatter(call, x, call.arg(1, "mask"), call.arg(2, "source"))
-    if call.name in ("select_scatter", "slice_scatter", "diagonal_scatter"):
-        return _replace_part(call)
-    if others:
-        mask = call.arg(2, "index")
-        if call.name == "index_fill" and others == [id(mask)] and call.layout(x) is not None:
-            return call.layout(x)
+    layout = call.layout(x)
+    fills = call.name == "index_fill" and layout is not None
+    read = {id(x), id(call.arg(2, "index"))} if fills else {id(x)}
+    if not read.issuperset(call.layouts):
         raise Mixing(f"{call.name} writes rows that hold samples")
-    return call.layout(x)
+    return layout
 
 
-def _masked_scatter(call: Call, x: Tensor, mask: Tensor, source: Tensor) -> Result:
+@rule("masked_scatter", routes=True)
+def masked_scatter(call: Call) -> Result:
     """The source's elements, in order, go where the mask holds."""
+    x, mask, source = call.arg(0, "input", "self"), call.arg(1, "mask"), call.arg(2, "source")
     layout, brought = call.layout(x), call.layout(source)
     if layout is not None:
         layout = align(layout, x.shape, call.out.shape, call.n)
@@ -198,7 +192,8 @@ def _masked_scatter(call: Call, x: Tensor, mask: Tensor, source: Tensor) -> Resu
     return layout_after_write(x, before, after, call.n)
 
 
-def _replace_part(call: Call) -> Result:
+@rule("select_scatter slice_scatter diagonal_scatter", routes=True)
+def replace_part(call: Call) -> Result:
     """Colours by running the write on colours; a place may keep its colour or take one."""
     x, outside = call.arg(0, "input", "self"), probe_layouts(call)
     return call.merge(call.layout(x), outside, out=x)  # type: ignore[arg-type]
