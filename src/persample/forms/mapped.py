@@ -7,7 +7,7 @@ from collections.abc import Hashable, Sequence
 import torch
 from torch import Tensor
 
-from .form import Form, wide
+from .form import Form
 
 
 class Composite(Form):
@@ -68,22 +68,3 @@ class Mapped(Composite):
     def narrowed(self, first: int, last: int) -> Mapped:
         """Some samples of the inner form."""
         return self.of(self.form.narrowed(first, last))
-
-
-class Placed(Composite):
-    """Forms whose rows are put into their places, or added to each other, in new memory."""
-
-    __slots__ = ()
-
-    def dense(self, first: int = 0, last: int | None = None) -> Tensor:
-        """Every form's rows added to zeros."""
-        return self._add_rows(self.dtype, first, last)
-
-    def wide_dense(self, first: int = 0, last: int | None = None) -> Tensor:
-        """The same in float32 at least."""
-        return self._add_rows(wide(self.dtype), first, last)
-
-    def _add_rows(self, dtype: torch.dtype, first: int, last: int | None) -> Tensor:
-        count = (self.n if last is None else last) - first
-        out = torch.zeros(count, *self.shape, dtype=dtype, device=self.device)
-        return self.add_to(out, first, last)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from .cost import Plan, all_of
-from .fast.disjoint_parts import Pieces
 from .fast.elementwise import Scaled
 from .form import Form, add_all, wide
 from .mapped import Composite
@@ -25,12 +26,12 @@ class Total(Composite):
     """gᵢ = Σᵤ gᵢ⁽ᵘ⁾ over the uses u of a parameter.
 
     ‖Σᵤ gᵤ‖² has cross terms: norms of uses are never added as they are. Uses that touch disjoint
-    pieces of the parameter are :class:`Pieces`.
+    pieces of the parameter are :class:`persample.forms.Pieces`.
     """
 
     __slots__ = ()
 
-    def __init__(self, forms: list[Form]) -> None:
+    def __init__(self, forms: Sequence[Form]) -> None:
         first = forms[0]
         dtype = max((f.dtype for f in forms), key=lambda d: d.itemsize)
         super().__init__(forms, first.n, first.shape, dtype, first.device)
@@ -48,11 +49,11 @@ class Total(Composite):
 
     def without(self, bad: Tensor) -> Total:
         """Zero gradients for some samples."""
-        return Total([f.without(bad) for f in self.forms])
+        return type(self)([f.without(bad) for f in self.forms])
 
     def narrowed(self, first: int, last: int) -> Total:
         """Some samples of all parts."""
-        return Total([f.narrowed(first, last) for f in self.forms])
+        return type(self)([f.narrowed(first, last) for f in self.forms])
 
     def dense(self, first: int = 0, last: int | None = None) -> Tensor:
         """The parts' rows, added."""
@@ -100,7 +101,7 @@ class Total(Composite):
 
     def dots(self, other: Form) -> Tensor:
         """Bilinear: every pair of parts."""
-        others = other.forms if isinstance(other, Total) else [other]
+        others = other.forms if type(other) is Total else [other]
         return add_all([_between(f, g) for f in self.forms for g in others])
 
     def norms(self) -> Norms:
@@ -156,8 +157,8 @@ def _rounded_unseen(form: Form) -> bool:
         return _rounded_unseen(form.form)
     if isinstance(form, Scaled):
         return not form.certain or _rounded_unseen(form.form)
-    if isinstance(form, Pieces):
-        return any(_rounded_unseen(part) for part in form.parts)
+    if isinstance(form, Total):
+        return any(_rounded_unseen(part) for part in form.forms)
     return isinstance(form, (Joint, Masked, Pullback, Replay))
 
 

@@ -19,8 +19,6 @@ def grouped_mm(use: Use, firing: Firing, n: int) -> Forms:
     All experts are blocks of one Outer where they have about equally many rows.
     """
     x, weight, offsets = use.bind(firing, "input", "mat2", "offs")
-    if offsets is None:
-        offsets = use.arguments(firing)[1].get("offs")
     grad, layout = only_output(use, firing)
     if x.dim() != 2 or weight.dim() != 3 or len(use.operands) != 1:
         raise Unsuited

@@ -10,14 +10,14 @@ from torch import Tensor
 from ..cost import Plan, all_of
 from ..dense import Dense
 from ..form import Form, real, wide
-from ..mapped import Placed
+from ..mapped import Composite
 from ..outer import Outer
 from ..patches import Patches
 from ..rounding import Norms
 from ..sketch import Sketch
 
 
-class SingleSamples(Placed):
+class SingleSamples(Composite):
     """gᵢ is the only gradient of the form ``parts[i]``, or zero where there is none."""
 
     __slots__ = ("parts",)
@@ -43,6 +43,19 @@ class SingleSamples(Placed):
         return SingleSamples(parts, last - first, self)
 
     # ------------------------------------------------------------------ rows
+
+    def dense(self, first: int = 0, last: int | None = None) -> Tensor:
+        """Every form's rows added to zeros."""
+        return self._add_rows(self.dtype, first, last)
+
+    def wide_dense(self, first: int = 0, last: int | None = None) -> Tensor:
+        """The same in float32 at least."""
+        return self._add_rows(wide(self.dtype), first, last)
+
+    def _add_rows(self, dtype: torch.dtype, first: int, last: int | None) -> Tensor:
+        count = (self.n if last is None else last) - first
+        out = torch.zeros(count, *self.shape, dtype=dtype, device=self.device)
+        return self.add_to(out, first, last)
 
     def add_to(self, out: Tensor, first: int = 0, last: int | None = None) -> Tensor:
         """Each part to its own row."""
