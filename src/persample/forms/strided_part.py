@@ -45,18 +45,13 @@ class Part(Mapped):
 
     def box(self) -> list[range] | None:
         """The indices named on every axis of the parameter, if the view is a box of it."""
-        step, axes = 1, []
-        for size in reversed(self.shape):
-            axes.append((size, step))
-            step *= size
-        lengths, rest, found = {}, self.offset, []
-        for size, stride in zip(self.view, self.strides, strict=True):
-            if size != 1:
-                if stride in lengths:
-                    return None
-                lengths[stride] = size
-        for size, stride in reversed(axes):
-            start, rest = divmod(rest, stride) if stride else (0, rest)
+        named = [(d, s) for d, s in zip(self.strides, self.view, strict=True) if s != 1]
+        lengths, rest, found = dict(named), self.offset, []
+        if len(lengths) < len(named):
+            return None
+        whole = torch.empty(self.shape, device="meta")
+        for size, stride in zip(whole.shape, whole.stride(), strict=True):
+            start, rest = divmod(rest, stride)
             length = lengths.pop(stride, 1) if size != 1 else 1
             if start + length > size:
                 return None

@@ -44,11 +44,9 @@ class Call:
                 return self.kwargs[name]
         return default
 
-    def ints(self, index: int, *names: str) -> tuple[int, ...] | None:
+    def ints(self, index: int, *names: str) -> tuple[int, ...]:
         """Integers given as a sequence or as the remaining positional arguments."""
         value = self.arg(index, *names)
-        if value is None:
-            return None
         if isinstance(value, Iterable) and not isinstance(value, Tensor):
             return tuple(int(v) for v in value)
         return tuple(int(v) for v in self.args[index:]) or (int(value),)

@@ -105,26 +105,18 @@ def _on_one_axis(ids: Tensor, n: int) -> Tensor:
     return ids
 
 
-def _groups(old: Shape, new: Shape) -> list[tuple[list[int], list[int]]]:
+def _groups(old: Shape, new: Shape) -> list[tuple[range, range]]:
     """Split both shapes into the smallest runs of axes with equal products."""
-    groups: list[tuple[list[int], list[int]]] = []
+    groups: list[tuple[range, range]] = []
     i = j = 0
     while i < len(old) or j < len(new):
-        olds: list[int] = []
-        news: list[int] = []
-        a = b = 1
-        if i < len(old):
-            olds.append(i)
-            a, i = old[i], i + 1
-        if j < len(new):
-            news.append(j)
-            b, j = new[j], j + 1
+        first, second = i, j
+        a, i = (old[i], i + 1) if i < len(old) else (1, i)
+        b, j = (new[j], j + 1) if j < len(new) else (1, j)
         while a != b:
             if (a < b and i < len(old)) or j >= len(new):
-                olds.append(i)
                 a, i = a * old[i], i + 1
             else:
-                news.append(j)
                 b, j = b * new[j], j + 1
-        groups.append((olds, news))
+        groups.append((range(first, i), range(second, j)))
     return groups

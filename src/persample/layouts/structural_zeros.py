@@ -101,14 +101,11 @@ def _attention(call: Call) -> Layout | None:
     mask, rows = call.arg(3, "attn_mask"), call.out.dim() - 2
     if mask is None or call.arg(5, "is_causal", default=False) or not _constant(call, mask):
         return None
-    found = [_rows(call, t) for t in (q, k, v)]
-    if any(ids is None for ids in found) or not torch.equal(found[1], found[2]):  # type: ignore[arg-type]
+    queries, keys, values = (_rows(call, t) for t in (q, k, v))
+    if queries is None or keys is None or values is None or not torch.equal(keys, values):
         return None
     if not all(bool(t.isfinite().all()) for t in (q, k, v)) or not _mask_outweighs(q, k, mask):
         return None
-    queries, keys = found[0], found[1]
-    assert queries is not None
-    assert keys is not None
     open_ = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
     keys = keys.unsqueeze(-2)
     left = torch.where(open_, keys, -1)

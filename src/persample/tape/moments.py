@@ -35,13 +35,8 @@ def _of_each(
 def _mean(question: Question, names: Sequence[str]) -> Grads:
     n, found = max(question.n, 1), question.source.found_moments()
     if found is not None:
-        sums, selected = found[0], question.selected
-        return {
-            name: sums[name] / n
-            if name in sums
-            else torch.zeros_like(selected[name], requires_grad=False)
-            for name in names
-        }
+        means = {name: total / n for name, total in found[0].items()}
+        return question.cast(names, means, wide=True)
     ones = torch.ones(question.n, dtype=torch.float64, device=question.device)
     return question.weighted_sum(names, ones / n, wide=True)
 

@@ -38,20 +38,12 @@ def getitem(call: Call) -> Result:
 def _read_layout(layout: Layout, x: Tensor, entries: list[Any], call: Call) -> Layout:
     if not any(isinstance(e, Tensor) for e in entries):
         places: list[int | None] = []
-        axis, new, touched = 0, 0, set()
+        new, read = 0, [entry for entry in entries if entry is not None]
         for entry in entries:
-            if entry is None:
-                new += 1
-                continue
-            if not is_full(entry):
-                touched.add(axis)
-            if isinstance(entry, slice):
-                places.append(new)
-                new += 1
-            else:
-                places.append(None)
-            axis += 1
-        if not any(d in touched for d in layout.axes) and new == call.out.dim():
+            if entry is not None:
+                places.append(new if isinstance(entry, slice) else None)
+            new += entry is None or isinstance(entry, slice)
+        if all(is_full(read[d]) for d in layout.axes) and new == call.out.dim():
             return remap(layout, places, new)
     ids = shrink_colours(call.colours(x), x.shape, entries)
     return call.painted(ids[tuple(entries)])
