@@ -206,11 +206,10 @@ class Form:
         return self.norms_of_rows()
 
     def norms_of_rows(self, budget: int | None = None) -> Norms:
-        """From the rows, a few samples at a time; sums are those of the same rows, or slip."""
+        """From the rows, a few samples at a time; sums are those of the same rows, or are off."""
         elements = 2 * self.size if self.dtype.is_complex else self.size
-        return Norms(
-            self._of_rows(row_sq_norms, budget=budget), None, self.slip, units(elements), rows=True
-        )
+        found = self._of_rows(row_sq_norms, budget=budget)
+        return Norms(found, None, self.sq_error, units(elements), rows=True)
 
     def exact_sq_norms(self, which: Tensor) -> Tensor:
         """‖gᵢ‖² of a few samples, from rows in double precision."""
@@ -218,7 +217,7 @@ class Form:
         each = [self.narrowed(i, i + 1).converted(dtype) for i in which.tolist()]
         return torch.cat([row_sq_norms(one.wide_dense().to(dtype)) for one in each])
 
-    def slip(self) -> Tensor | None:
+    def sq_error(self) -> Tensor | None:
         """The square of what a certain sum of one sample may be off by: None for nothing."""
         return None
 

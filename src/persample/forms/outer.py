@@ -19,7 +19,7 @@ from .position_products import (
     sq_norms_from_rows,
     widen,
 )
-from .rounding import Norms, run_of, slip_of, slip_of_products, units
+from .rounding import Norms, run_of, sq_error_of, sq_error_of_products, units
 from .sketch import Sketch
 
 
@@ -126,7 +126,7 @@ class Outer(Form):
         if out.dtype != self.dtype or not out.is_contiguous() or self.n == 0:
             return super().write(out)
         blocks = self.given[0].shape[1:-2]
-        matrices(*self.given, out=out.view(self.n, *blocks, *self._lengths()))
+        matrices(*self.given, out=out.view(self.n, *blocks, *self._sides()))
         return out
 
     def _wide(self, first: int, last: int) -> tuple[Tensor, Tensor]:
@@ -136,18 +136,18 @@ class Outer(Form):
         """By whichever of three ways is cheapest for these sizes."""
         if self.dtype.is_complex:
             return super().norms()
-        a, b = self._lengths()
+        a, b = self._sides()
         if self.t == 1:
             return self._norms_of_one_position(a, b)
         if self.plan().way == "gram":
             value, doubt, diagonals = sq_norms_from_products(*self.given)
             run, most = run_of(self.t, a, b), max(a, b)
             return Norms(
-                value, doubt, lambda: slip_of_products(diagonals, doubt, run, most), units(a * b),
-                exact=self._exactly,
+                value, doubt, lambda: sq_error_of_products(diagonals, doubt, run, most),
+                units(a * b), exact=self._exactly,
             )  # fmt: skip
         value = sq_norms_from_rows(*self.given)
-        return Norms(value, None, self.slip, units(a * b), rows=True, exact=self._exactly)
+        return Norms(value, None, self.sq_error, units(a * b), rows=True, exact=self._exactly)
 
     def _norms_of_one_position(self, a: int, b: int) -> Norms:
         """‖l‖²‖r‖²: nothing can cancel, but a vanished square may be multiplied by a huge one."""
@@ -165,20 +165,20 @@ class Outer(Form):
         left, right = self.given
         return sq_norms_from_rows(left[which].double(), right[which].double())
 
-    def slip(self) -> Tensor | None:
+    def sq_error(self) -> Tensor | None:
         """Some units of the sizes of all positions' terms, which may cancel."""
         if self.t == 1:
             return None
-        return slip_of(energies(*self.given), self.t, run_of(self.t, *self._lengths()))
+        return sq_error_of(energies(*self.given), self.t, run_of(self.t, *self._sides()))
 
-    def _lengths(self) -> tuple[int, int]:
+    def _sides(self) -> tuple[int, int]:
         """Of the two factors."""
         left, right = self.given
         return left.shape[-1], right.shape[-1]
 
     def weighted_sum(self, c: Tensor, *, certain: bool = False) -> Tensor:
         """(c ∘ left)ᵀ right, one matrix product over all samples and positions."""
-        dtype, (a, b), each = wide(self.dtype), self._lengths(), self.given[0].shape[1:-1]
+        dtype, (a, b), each = wide(self.dtype), self._sides(), self.given[0].shape[1:-1]
         one = len(each) < 2
         copied = min(a, b) if dtype == self.dtype and one else a + b
         item = each.numel() * copied * dtype.itemsize

@@ -12,7 +12,7 @@ from .cost import Plan, scratch, spans
 from .form import Form, real, wide
 from .geometry import Geometry, unfold
 from .outer import Outer
-from .rounding import Norms, error_units, lengths, slip_of_products, units
+from .rounding import Norms, error_units, norms_of_last_axis, sq_error_of_products, units
 from .sketch import Sketch
 
 _COLUMNS = 8 << 20  # bytes of patches that are written out at once
@@ -146,7 +146,7 @@ class Patches(Form):
         value, doubt, diagonals = by_positions(self.x, self.grad, self.shape, self.geometry)
         t = self.grad.shape[2:].numel()
         return Norms(
-            value, doubt, lambda: slip_of_products(diagonals, doubt, t, self.size),
+            value, doubt, lambda: sq_error_of_products(diagonals, doubt, t, self.size),
             units(self.size), exact=self.exact_sq_norms,
         )  # fmt: skip
 
@@ -154,12 +154,12 @@ class Patches(Form):
         """‖x‖‖g‖√taps of all groups, which no gradient exceeds however its positions cancel."""
         groups, dtype = self.geometry.groups, wide(self.dtype)
         x, grad = (f.to(dtype).flatten(1).unflatten(1, (groups, -1)) for f in (self.x, self.grad))
-        each = lengths(x) * lengths(grad)
+        each = norms_of_last_axis(x) * norms_of_last_axis(grad)
         each = each[:, 0] if groups == 1 else torch.linalg.vector_norm(each, dim=1)
         found: Tensor = each.view(self.n, self.images).sum(1) * math.sqrt(self.shape[2:].numel())
         return found
 
-    def slip(self) -> Tensor | None:
+    def sq_error(self) -> Tensor | None:
         """Some units of the sizes of all positions' terms."""
         return (self._error_units() * torch.finfo(real(self.dtype)).eps * self._sizes()).square_()
 

@@ -89,9 +89,9 @@ class Part(Mapped):
         """Those of the view: no element is named twice."""
         return self.form.norms()
 
-    def slip(self) -> Tensor | None:
+    def sq_error(self) -> Tensor | None:
         """That of the inner form."""
-        return self.form.slip()
+        return self.form.sq_error()
 
     def weighted_sum(self, c: Tensor, *, certain: bool = False) -> Tensor:
         """The view's sum in its place."""

@@ -127,10 +127,10 @@ class Rows(Form):
 
     def norms(self) -> Norms:
         """Segment sums, linear in the number of rows; rows of one index may cancel."""
-        value, slip = self.segment_norms()
-        return Norms(value, None, lambda: slip, units(self.shape[1]), rows=True)
+        value, sq_error = self.segment_norms()
+        return Norms(value, None, lambda: sq_error, units(self.shape[1]), rows=True)
 
-    def slip(self) -> Tensor | None:
+    def sq_error(self) -> Tensor | None:
         """Some units of the sizes of rows of one index."""
         return self.segment_norms()[1]
 
@@ -139,7 +139,8 @@ class Rows(Form):
         if self.n > 1 and self._copies() > scratch():
             runs = spans(self.n, self._copies() // self.n)
             parts = [self.narrowed(*run).segment_norms() for run in runs]
-            return torch.cat([value for value, _ in parts]), torch.cat([slip for _, slip in parts])
+            value, error = (torch.cat(each) for each in zip(*parts, strict=True))
+            return value, error
         return segment_sq_norms(self)
 
     def weighted_sum(self, c: Tensor, *, certain: bool = False) -> Tensor:

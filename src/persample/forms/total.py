@@ -15,7 +15,7 @@ from .masked import Masked
 from .outer import Outer
 from .pullback import Pullback
 from .replay import Replay
-from .rounding import Norms, add_slips, units
+from .rounding import Norms, add_errors, units
 from .sketch import Sketch
 from .strided_part import Part
 from .table_rows import Rows
@@ -111,32 +111,32 @@ class Total(Composite):
             self.norms_of_rows()._replace(rows=False) if pair is None else self._tied_norms(*pair)
         )
 
-    def slip(self) -> Tensor | None:
+    def sq_error(self) -> Tensor | None:
         """Sums are rounded part by part, and so are the rows that norms were computed from."""
-        return self._slip([f.norms().kept() for f in self.forms])
+        return self._sq_error([f.norms().kept() for f in self.forms])
 
-    def _slip(self, parts: list[Norms]) -> Tensor:
+    def _sq_error(self, parts: list[Norms]) -> Tensor:
         """Twice that of all parts, and what is lost where they are added up."""
-        lengths = add_all([p.bounds().sqrt_() for p in parts])
-        lengths *= (8 + 4 * len(parts)) * torch.finfo(lengths.dtype).eps
-        off = add_slips([p.slip() for p in parts])
-        return lengths.square_() if off is None else (2 * off.sqrt_()).add_(lengths).square_()
+        sizes = add_all([p.bounds().sqrt_() for p in parts])
+        sizes *= (8 + 4 * len(parts)) * torch.finfo(sizes.dtype).eps
+        off = add_errors([p.sq_error() for p in parts])
+        return sizes.square_() if off is None else (2 * off.sqrt_()).add_(sizes).square_()
 
     def _tied_norms(self, rows: Rows, outer: Outer) -> Norms:
         """What is not sure of either norm, or of their product, is not sure."""
         parts = [rows.norms().kept(), outer.norms().kept()]
         value = torch.add(parts[0].value, parts[1].value).add_(rows.cross(outer), alpha=2)
         bounds, unit = [p.bounds() for p in parts], torch.finfo(value.dtype).eps
-        lengths, slips = [b.sqrt() for b in bounds], [p.slip() for p in parts]
-        doubt = add_all(lengths).square_().mul_(64 * unit)
+        sizes, sq_errors = [b.sqrt() for b in bounds], [p.sq_error() for p in parts]
+        doubt = add_all(sizes).square_().mul_(64 * unit)
         doubt += add_all([b - p.value for b, p in zip(bounds, parts, strict=True)])
-        offs = [8 * unit * size for size in lengths]
-        for off, slip in zip(offs, slips, strict=True):
-            if slip is not None:
-                off += slip.sqrt()
+        offs = [8 * unit * size for size in sizes]
+        for off, sq_error in zip(offs, sq_errors, strict=True):
+            if sq_error is not None:
+                off += sq_error.sqrt()
         doubt += offs[0].mul_(offs[1]).div_(128 * unit)
         return Norms(
-            value.clamp_(min=0), doubt, lambda: self._slip(parts), units(self.size),
+            value.clamp_(min=0), doubt, lambda: self._sq_error(parts), units(self.size),
             exact=self.exact_sq_norms,
         )  # fmt: skip
 

@@ -56,16 +56,16 @@ class Pieces(Total):
         return Norms(
             add_all([found.value for found in each]),
             add_all(doubts) if doubts else None,
-            self.slip,
+            self.sq_error,
             max(found.units for found in each) + len(each),
             rows=any(found.rows for found in each),
             exact=lambda which: add_all([found.again(which) for found in each]),
         )
 
-    def slip(self) -> Tensor | None:
+    def sq_error(self) -> Tensor | None:
         """That of all pieces."""
-        slips = [slip for slip in (p.slip() for p in self.parts) if slip is not None]
-        return add_all(slips) if slips else None
+        found = [error for part in self.parts if (error := part.sq_error()) is not None]
+        return add_all(found) if found else None
 
     # ------------------------------------------------------------------ sums and products
 

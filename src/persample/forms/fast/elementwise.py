@@ -17,7 +17,7 @@ from ..mapped import Mapped
 from ..outer import Outer
 from ..patches import Patches
 from ..position_products import widen
-from ..rounding import Norms, add_slips, units
+from ..rounding import Norms, add_errors, units
 from ..sketch import Sketch
 from ..table_rows import Rows
 
@@ -114,9 +114,9 @@ class Scaled(Mapped):
         def times(squares: Tensor) -> Tensor:
             return (squares.sqrt() * factor).square_()
 
-        def slip() -> Tensor | None:
-            inner, vanished = found.slip(), times(torch.full_like(found.value, tiny))
-            return add_slips([None if inner is None else times(inner), vanished])
+        def sq_error() -> Tensor | None:
+            inner, vanished = found.sq_error(), times(torch.full_like(found.value, tiny))
+            return add_errors([None if inner is None else times(inner), vanished])
 
         def exactly(which: Tensor) -> Tensor:
             return found.again(which) * factor.double().square()
@@ -124,14 +124,14 @@ class Scaled(Mapped):
         doubt = None if found.doubt is None else times(found.doubt)
         exact = None if found.exact is None else exactly
         value, units = times(found.value), found.units + 8
-        return found._replace(value=value, doubt=doubt, slip=slip, units=units, exact=exact)
+        return found._replace(value=value, doubt=doubt, sq_error=sq_error, units=units, exact=exact)
 
-    def slip(self) -> Tensor | None:
+    def sq_error(self) -> Tensor | None:
         """That of the inner form, times the largest number of M."""
-        slip = self.form.slip()
-        if slip is None or not self.factor.numel():
-            return slip
-        return (slip.sqrt() * self.factor.abs().amax()).square_()
+        sq_error = self.form.sq_error()
+        if sq_error is None or not self.factor.numel():
+            return sq_error
+        return (sq_error.sqrt() * self.factor.abs().amax()).square_()
 
     def _by_squares(self, one: Outer) -> tuple[Tensor, Tensor]:
         """‖M ∘ (l ⊗ r)‖² = l² · M² r², and what vanished squares may hide."""

@@ -16,7 +16,7 @@ from ..dense import Dense
 from ..form import Form, Moments, add_all, wide
 from ..mapped import Mapped
 from ..masked import Masked
-from ..rounding import Norms, add_slips, units
+from ..rounding import Norms, add_errors, units
 from ..sketch import Sketch
 from ..table_rows import Rows
 
@@ -116,20 +116,24 @@ class Picked(Mapped):
         """Those of the picked rows where each is picked once, else of the table's."""
         if self.distinct:
             return self.form.norms()
-        value, slip = self._each(lambda rows: torch.stack(rows.segment_norms(), 1)).unbind(1)
+        value, error = self._each(lambda rows: torch.stack(rows.segment_norms(), 1)).unbind(1)
         return Norms(
-            value, None, lambda: add_slips([slip, self._more()]), units(self.shape[1]), rows=True
+            value,
+            None,
+            lambda: add_errors([error, self._more()]),
+            units(self.shape[1]),
+            rows=True,
         )
 
     def _more(self) -> Tensor | None:
         """What rounding of picked rows may come to where several are added up."""
         most = torch.bincount(self.index).max() if self.index.numel() else 0
-        slip = self.form.slip()
-        return None if slip is None else slip * most
+        sq_error = self.form.sq_error()
+        return None if sq_error is None else sq_error * most
 
-    def slip(self) -> Tensor | None:
+    def sq_error(self) -> Tensor | None:
         """That of the picked rows, or of their segment sums."""
-        return self.form.slip() if self.distinct else self.norms().slip()
+        return self.form.sq_error() if self.distinct else self.norms().sq_error()
 
     # ------------------------------------------------------------------ sums and products
 

@@ -88,13 +88,13 @@ class SingleSamples(Composite):
 
         return Norms(
             self._each(value), self._each(doubt),
-            lambda: self._each({i: e.slip() for i, e in each.items()}),
+            lambda: self._each({i: e.sq_error() for i, e in each.items()}),
             rows=any(found.rows for found in each.values()), exact=exactly,
         )  # fmt: skip
 
-    def slip(self) -> Tensor | None:
+    def sq_error(self) -> Tensor | None:
         """Each part's."""
-        return self._each({i: part.slip() for i, part in self.parts.items()})
+        return self._each({i: part.sq_error() for i, part in self.parts.items()})
 
     def dot(self, direction: Tensor) -> Tensor:
         """Each part's."""
