@@ -43,10 +43,8 @@ def _weigh(rows: Tensor) -> Tensor:
     return (rows * (1 + (places * 0.6180339887) % 1)).sum()
 
 
-def comes_back(expected: Tensor | None, tensors: Sequence[Tensor]) -> Tensor | None:
-    """Whether what was saved is what was given back: a truth value on its device, or None."""
-    if expected is None:
-        return None
+def comes_back(expected: Tensor, tensors: Sequence[Tensor]) -> Tensor:
+    """Whether what was saved is what was given back: a truth value on its device."""
     found = sums(tensors).to(expected.device)
     if found.shape != expected.shape:
         return torch.zeros((), dtype=torch.bool, device=expected.device)
@@ -97,8 +95,7 @@ class Buffers:
         """Put the same tensors back, with the values that they had."""
         with torch.no_grad():
             for module, name, buffer, value in self._before:
-                if module._buffers.get(name) is not buffer:
-                    module._buffers[name] = buffer
+                module._buffers[name] = buffer
                 if buffer is None or value is None or buffer.is_meta:
                     continue
                 if not torch.equal(buffer, value):

@@ -105,7 +105,7 @@ def contribution(form: Form, i: int, bad: Tensor | None = None) -> float:
     bound = sq_bounds(form).sqrt()
     c = torch.where(torch.arange(form.n) == i, 1 / bound, 0)
     form = form if bad is None else form.without(bad)
-    return float(form.certain_sum(c).double().norm())
+    return float(form.weighted_sum(c, certain=True).double().norm())
 
 
 @pytest.mark.parametrize("budget", [1, 1 << 16, 1 << 26])

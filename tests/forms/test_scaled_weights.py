@@ -417,7 +417,7 @@ def test_bounds_are_bounds_and_tight(inner: str, even: bool) -> None:
         for i in range(3):
             c = torch.zeros(3)
             c[i] = 1 / bound[i].sqrt()
-            assert float(whole.certain_sum(c).double().norm()) <= 1 + 1e-6
+            assert float(whole.weighted_sum(c, certain=True).double().norm()) <= 1 + 1e-6
 
 
 BOUNDED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {

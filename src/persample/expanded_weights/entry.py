@@ -158,9 +158,7 @@ def _size(leaf: Any, dim: int) -> int | None:
 
 def _expect_hidden(module: nn.Module, arguments: Any, n: int, dim: int) -> None:
     """Tensors in dataclasses do not tell the batch size, but must not contradict it."""
-    found: list[tuple[str, Any]] = []
-    walk("arguments", arguments, found)
-    for path, leaf in found:
+    for path, leaf in walk("arguments", arguments):
         size = _size(leaf, dim)
         if size is not None and size != n:
             raise UsageError(

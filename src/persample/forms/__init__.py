@@ -7,7 +7,7 @@ from .fast.disjoint_parts import Pieces
 from .fast.elementwise import Scaled, scale_form
 from .fast.picked_rows import Picked
 from .fast.single_samples import SingleSamples
-from .fast.stacked import Stacked, StackedRows
+from .fast.stacked import Stacked
 from .form import Form, inner, lift, real, wide
 from .geometry import Geometry
 from .gradients import Gradients, certain_sums
@@ -75,4 +75,4 @@ __all__ = [
     "wide",
     "within",
 ]
-Apart, Together = SingleSamples, StackedRows  # former names
+Apart, Together = SingleSamples, Stacked  # former names

@@ -39,7 +39,7 @@ class Dense(Form):
 
     def nbytes(self) -> int:
         """Bytes of the rows."""
-        return self.values.numel() * self.values.element_size()
+        return self.values.nbytes
 
     def without(self, bad: Tensor) -> Dense:
         """Zero rows for some samples."""
@@ -65,7 +65,7 @@ class Dense(Form):
             return super().project(sketch)
         return sketch.of_rows(self.values)
 
-    def weighted_sum(self, c: Tensor) -> Tensor:
+    def weighted_sum(self, c: Tensor, *, certain: bool = False) -> Tensor:
         """One matrix-vector product."""
         if self.values.dtype != wide(self.dtype):
             return super().weighted_sum(c)

@@ -6,7 +6,8 @@ t s positions, a b axes of a matrix, k independent blocks, r rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -78,10 +79,7 @@ def pairwise(one: Tensor, two: Tensor) -> Tensor:
 
 def add_all(tensors: Sequence[Tensor]) -> Tensor:
     """The sum of tensors."""
-    out = tensors[0]
-    for tensor in tensors[1:]:
-        out = out + tensor
-    return out
+    return functools.reduce(torch.add, tensors)
 
 
 def row_sq_norms(rows: Tensor) -> Tensor:
@@ -100,6 +98,9 @@ def row_sq_norms(rows: Tensor) -> Tensor:
     return found
 
 
+Moments = tuple[Tensor, Tensor]
+
+
 class Form:
     """n gradients of one tensor."""
 
@@ -114,13 +115,13 @@ class Form:
         """Rows first … last-1 written out: (last - first, *shape)."""
         raise NotImplementedError
 
-    def nbytes(self) -> int:
-        """Bytes held by the representation."""
-        raise NotImplementedError
-
     def tensors(self) -> list[Tensor]:
         """The tensors that the form is made of and does not own."""
         return []
+
+    def nbytes(self) -> int:
+        """Bytes held by the representation."""
+        return sum(tensor.nbytes for tensor in self.tensors())
 
     def without(self, bad: Tensor) -> Form:
         """The same form with the gradients of some samples (a mask) replaced by zero."""
@@ -132,9 +133,17 @@ class Form:
 
     # ------------------------------------------------------------------ derived
 
+    def converted(self, dtype: torch.dtype) -> Form:
+        """The same gradients computed in a wider dtype, if they are made of factors."""
+        return self
+
     def wide_dense(self, first: int = 0, last: int | None = None) -> Tensor:
         """Dense rows, computed in float32 at least."""
-        return self.dense(first, last).to(wide(self.dtype))
+        dtype = wide(self.dtype)
+        if dtype == self.dtype:
+            return self.dense(first, last)
+        part = self.narrowed(first, self.n if last is None else last)
+        return part.converted(dtype).dense().to(dtype)
 
     def add_to(self, out: Tensor, first: int = 0, last: int | None = None) -> Tensor:
         """Dense rows first … last-1 added to what is there, in the precision that is there."""
@@ -183,32 +192,41 @@ class Form:
         for first, last in spans(self.n, self.row_bytes(), budget):
             yield first, last, self.wide_dense(first, last)
 
+    def _of_rows(
+        self, ask: Callable[[Tensor], Tensor], *shape: int, budget: int | None = None
+    ) -> Tensor:
+        """An answer for every sample from its dense row, a few samples at a time."""
+        out = torch.zeros(self.n, *shape, dtype=real(self.dtype), device=self.device)
+        for first, last, rows in self.rows(budget):
+            out[first:last] = ask(rows)
+        return out
+
     def norms(self) -> Norms:
         """‖gᵢ‖² for every sample, and what rounding may have done to it."""
         return self.norms_of_rows()
 
     def norms_of_rows(self, budget: int | None = None) -> Norms:
-        """From the rows, a few samples at a time; sums are those of the same rows, or slip."""
-        out = torch.zeros(self.n, dtype=real(self.dtype), device=self.device)
-        for first, last, rows in self.rows(budget):
-            out[first:last] = row_sq_norms(rows)
+        """From the rows, a few samples at a time; sums are those of the same rows, or are off."""
         elements = 2 * self.size if self.dtype.is_complex else self.size
-        return Norms(out, None, self.slip, units(elements), rows=True)
+        found = self._of_rows(row_sq_norms, budget=budget)
+        return Norms(found, None, self.sq_error, units(elements), rows=True)
 
-    def slip(self) -> Tensor | None:
-        """The square of what :meth:`certain_sum` of one sample may be off by: None for nothing."""
+    def exact_sq_norms(self, which: Tensor) -> Tensor:
+        """‖gᵢ‖² of a few samples, from rows in double precision."""
+        dtype = double(self.dtype)
+        each = [self.narrowed(i, i + 1).converted(dtype) for i in which.tolist()]
+        return torch.cat([row_sq_norms(one.wide_dense().to(dtype)) for one in each])
+
+    def sq_error(self) -> Tensor | None:
+        """The square of what a certain sum of one sample may be off by: None for nothing."""
         return None
 
-    def weighted_sum(self, c: Tensor) -> Tensor:
-        """Σᵢ cᵢ gᵢ: (*shape)."""
+    def weighted_sum(self, c: Tensor, *, certain: bool = False) -> Tensor:
+        """Σᵢ cᵢ gᵢ: (*shape); ``certain``: from what the norms' bounds were computed from."""
         total = torch.zeros(self.shape, dtype=wide(self.dtype), device=self.device)
         for first, last, rows in self.rows():
             total += torch.tensordot(c[first:last].to(rows.dtype), rows, 1)
         return total
-
-    def certain_sum(self, c: Tensor) -> Tensor:
-        """Σᵢ cᵢ gᵢ computed from what the norms' bounds were computed from."""
-        return self.weighted_sum(c)
 
     def dots(self, other: Form) -> Tensor:
         """⟨gᵢ, hⱼ⟩ for every pair: (n, m)."""
@@ -226,35 +244,26 @@ class Form:
 
     def dot(self, direction: Tensor) -> Tensor:
         """⟨gᵢ, V⟩ for every sample: (n,)."""
-        out = torch.zeros(self.n, dtype=real(self.dtype), device=self.device)
-        for first, last, rows in self.rows():
-            out[first:last] = inner(rows, direction.to(rows.dtype).unsqueeze(0))
-        return out
+        return self._of_rows(lambda rows: inner(rows, direction.to(rows.dtype).unsqueeze(0)))
 
     def project(self, sketch: Sketch) -> Tensor:
         """The sketch of every gradient: (n, dim)."""
-        out = torch.zeros(self.n, sketch.dim, dtype=real(self.dtype), device=self.device)
-        for first, last, rows in self.rows():
-            out[first:last] = sketch.of_rows(rows)
-        return out
+        return self._of_rows(sketch.of_rows, sketch.dim)
 
-    def moments(self) -> tuple[Tensor, Tensor]:
-        """Σᵢ gᵢ and Σᵢ |gᵢ|², element by element, in double precision."""
-        dtype = double(self.dtype)
-        first = torch.zeros(self.shape, dtype=dtype, device=self.device)
-        second = torch.zeros(self.shape, dtype=torch.float64, device=self.device)
+    def moments(self, dtype: torch.dtype | None = None) -> Moments:
+        """Σᵢ gᵢ and Σᵢ |gᵢ|², element by element; in double precision without a ``dtype``."""
+        first, second = self.no_moments(dtype)
         for _, _, rows in self.rows(scratch() // 4):
-            exact = rows.to(dtype)
+            exact = rows.to(first.dtype)
             first += exact.sum(0)
             second += exact.abs().square_().sum(0)
         return first, second
 
-    def sum_of_squares(self) -> Tensor:
-        """Σᵢ gᵢ², element by element: (*shape)."""
-        total = torch.zeros(self.shape, dtype=real(self.dtype), device=self.device)
-        for _, _, rows in self.rows():
-            total += (rows.abs() if rows.is_complex() else rows).square().sum(0)
-        return total
+    def no_moments(self, dtype: torch.dtype | None) -> Moments:
+        """Zeros for both."""
+        dtype = double(self.dtype) if dtype is None else dtype
+        first = torch.zeros(self.shape, dtype=dtype, device=self.device)
+        return first, torch.zeros(self.shape, dtype=real(dtype), device=self.device)
 
 
 def flat_rows(rows: Tensor) -> Tensor:

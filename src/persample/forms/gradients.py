@@ -96,7 +96,7 @@ def certain_sums(
     found: dict[str, Tensor] = {}
     for name, form in forms.items():
         form = form if bad is None else form.without(bad)
-        _note(found, name, form, form.certain_sum(c[name]))
+        _note(found, name, form, form.weighted_sum(c[name], certain=True))
     return found
 
 

@@ -7,51 +7,7 @@ from collections.abc import Hashable, Sequence
 import torch
 from torch import Tensor
 
-from .form import Form, wide
-
-
-class Mapped(Form):
-    """gᵢ = L hᵢ for a linear map L, the same for every sample; ``form`` holds all hᵢ."""
-
-    __slots__ = ("form",)
-
-    def __init__(
-        self, form: Form, shape: torch.Size, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        super().__init__(form.n, shape, dtype, device)
-        self.form = form
-
-    def of(self, form: Form) -> Mapped:
-        """The same map of another form."""
-        raise NotImplementedError
-
-    def map(self) -> Hashable:
-        """What identifies the map: sums of forms with the same one are mapped once."""
-        raise NotImplementedError
-
-    def tensors(self) -> list[Tensor]:
-        """What the inner form is made of."""
-        return self.form.tensors()
-
-    def owns(self, rows: Tensor) -> bool:
-        """Some maps are views: a clone's derivative hands its seed on."""
-        return self.form.owns(rows)
-
-    def nbytes(self) -> int:
-        """Bytes of the inner form."""
-        return self.form.nbytes()
-
-    def work(self) -> int:
-        """That of the inner form."""
-        return self.form.work()
-
-    def without(self, bad: Tensor) -> Mapped:
-        """Zero gradients for some samples."""
-        return self.of(self.form.without(bad))
-
-    def narrowed(self, first: int, last: int) -> Mapped:
-        """Some samples of the inner form."""
-        return self.of(self.form.narrowed(first, last))
+from .form import Form
 
 
 class Composite(Form):
@@ -83,24 +39,32 @@ class Composite(Form):
         return sum(form.work() for form in self.forms)
 
 
-class Placed(Composite):
-    """Forms whose rows are put into their places, or added to each other, in new memory."""
+class Mapped(Composite):
+    """gᵢ = L hᵢ for a linear map L, the same for every sample; ``form`` holds all hᵢ.
 
-    __slots__ = ()
+    Some maps are views: a clone's derivative hands its seed on.
+    """
 
-    def owns(self, rows: Tensor) -> bool:
-        """Dense rows have their own memory."""
-        return False
+    __slots__ = ("form",)
 
-    def dense(self, first: int = 0, last: int | None = None) -> Tensor:
-        """Every form's rows added to zeros."""
-        return self._add_rows(self.dtype, first, last)
+    def __init__(
+        self, form: Form, shape: torch.Size, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__([form], form.n, shape, dtype, device)
+        self.form = form
 
-    def wide_dense(self, first: int = 0, last: int | None = None) -> Tensor:
-        """The same in float32 at least."""
-        return self._add_rows(wide(self.dtype), first, last)
+    def of(self, form: Form) -> Mapped:
+        """The same map of another form."""
+        raise NotImplementedError
 
-    def _add_rows(self, dtype: torch.dtype, first: int, last: int | None) -> Tensor:
-        count = (self.n if last is None else last) - first
-        out = torch.zeros(count, *self.shape, dtype=dtype, device=self.device)
-        return self.add_to(out, first, last)
+    def map(self) -> Hashable:
+        """What identifies the map: sums of forms with the same one are mapped once."""
+        raise NotImplementedError
+
+    def without(self, bad: Tensor) -> Mapped:
+        """Zero gradients for some samples."""
+        return self.of(self.form.without(bad))
+
+    def narrowed(self, first: int, last: int) -> Mapped:
+        """Some samples of the inner form."""
+        return self.of(self.form.narrowed(first, last))

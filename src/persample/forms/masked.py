@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from .form import Form
+from .mapped import Composite
 
 
-class Masked(Form):
+class Masked(Composite):
     """Zero for ``bad`` samples; the others' rows are computed as they are with them.
 
     What is computed in another way is rounded in another way, and norms come from these very rows.
@@ -17,24 +18,8 @@ class Masked(Form):
     __slots__ = ("bad", "form")
 
     def __init__(self, form: Form, bad: Tensor) -> None:
-        super().__init__(form.n, form.shape, form.dtype, form.device)
+        super().__init__([form], form.n, form.shape, form.dtype, form.device)
         self.form, self.bad = form, bad
-
-    def tensors(self) -> list[Tensor]:
-        """What the rows are made of."""
-        return self.form.tensors()
-
-    def owns(self, rows: Tensor) -> bool:
-        """Rows with zeros in them are new memory."""
-        return False
-
-    def nbytes(self) -> int:
-        """Bytes of the form."""
-        return self.form.nbytes()
-
-    def work(self) -> int:
-        """That of the form."""
-        return self.form.work()
 
     def row_bytes(self) -> int:
         """As before, so that as many rows are computed at a time."""

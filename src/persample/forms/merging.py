@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any
 
 import torch
 
@@ -19,51 +20,32 @@ from .table_rows import Rows, concatenated_rows
 from .total import Total
 from .user_maps import Joint, join_uses
 
+Groups = dict[tuple[Any, Hashable], list[Form]]  # forms that can be merged
+
 
 def total(forms: list[Form]) -> Form:
     """One form for one parameter: equal kinds are merged first."""
     if len(forms) == 1:
         return forms[0]
-    merged: list[Form] = []
-    outers: dict[tuple[int, ...], list[Outer]] = {}
-    tables: list[Rows] = []
-    dense: list[Dense] = []
-    joint: list[Joint] = []
-    apart: dict[int, list[Form]] = {}
-    mapped: dict[Hashable, list[Mapped]] = {}
+    groups: Groups = {}
     for form in _unfold(forms):
-        if isinstance(form, SingleSamples):
-            for i, part in form.parts.items():
-                apart.setdefault(i, []).append(part)
-        elif isinstance(form, Outer):
-            outers.setdefault(form.key(), []).append(form)
-        elif isinstance(form, Rows):
-            tables.append(form)
-        elif isinstance(form, Dense):
-            dense.append(form)
-        elif isinstance(form, Joint):
-            joint.append(form)
-        elif isinstance(form, Mapped):
-            mapped.setdefault(form.map(), []).append(form)
-        else:
-            merged.append(form)
-    for group in outers.values():
-        merged.append(group[0] if len(group) == 1 else _concatenate(group))
-    tables = tables + _as_tables(mapped, known=bool(tables))
-    if tables:
-        merged.append(tables[0] if len(tables) == 1 else concatenated_rows(tables))
-    if dense:
-        merged.append(dense[0] if len(dense) == 1 else _add_dense(dense))
-    for alike in mapped.values():
-        sums = alike[0].of(total([f.form for f in alike])) if len(alike) > 1 else alike[0]
-        merged.append(sums)
-    if joint:
-        merged.append(join_uses(joint))
-    if apart:
-        own = {i: total(parts) for i, parts in sorted(apart.items())}
-        merged.append(merge_single_samples(own, forms[0].n))
-    merged = _join_disjoint(merged)
+        groups.setdefault(_kind(form), []).append(form)
+    _write_tables(groups)
+    merged = _join_disjoint([_merge(kind, group) for (kind, _), group in groups.items()])
     return merged[0] if len(merged) == 1 else Total(merged)
+
+
+def _kind(form: Form) -> tuple[Any, Hashable]:
+    """Which of the kinds that can be merged a form is, and what forms must share to be merged."""
+    for kind, (key, _) in _KINDS.items():
+        if isinstance(form, kind):
+            return kind, key(form)
+    return None, id(form)
+
+
+def _merge(kind: Any, forms: list[Any]) -> Form:
+    found: Form = forms[0] if len(forms) == 1 else _KINDS[kind][1](forms)
+    return found
 
 
 def _add_dense(dense: list[Dense]) -> Dense:
@@ -117,20 +99,20 @@ def _balance(form: Outer) -> Outer:
     return Outer(left * up, right / up, form.shape)
 
 
-def _as_tables(mapped: dict[Hashable, list[Mapped]], *, known: bool) -> list[Rows]:
-    """Picked rows written out, where others of the same table are known and the budget allows.
+def _write_tables(groups: Groups) -> None:
+    """Write picked rows out, where others of the same table are known and the budget allows.
 
     Without it, rows of the whole table would have to be written out, two at least.
     """
-    picked = {key: alike for key, alike in mapped.items() if isinstance(alike[0], Picked)}
-    each = [f for alike in picked.values() for f in alike]
+    picked = {key: alike for key, alike in groups.items() if isinstance(alike[0], Picked)}
+    each = [f for alike in picked.values() for f in alike if isinstance(f, Picked)]
     size = sum(2 * f.n * f.form.size * wide(f.dtype).itemsize for f in each)
-    if len(picked) + known < 2:
-        return []
-    if size > max(scratch(), 2 * each[0].size * wide(each[0].dtype).itemsize):
-        return []
-    groups = [mapped.pop(key) for key in picked]
-    return [f.table() for alike in groups for f in alike if isinstance(f, Picked)]
+    if len(picked) + (_TABLES in groups) < 2:
+        return
+    if size <= max(scratch(), 2 * each[0].size * wide(each[0].dtype).itemsize):
+        for key in picked:
+            del groups[key]
+        groups.setdefault(_TABLES, []).extend(f.table() for f in each)
 
 
 def _join_disjoint(forms: list[Form]) -> list[Form]:
@@ -150,3 +132,30 @@ def _concatenate(forms: list[Outer]) -> Outer:
         torch.cat([f.right for f in forms], 2),
         forms[0].shape,
     )
+
+
+def _map_once(forms: list[Mapped]) -> Form:
+    """Forms with the same map: the map of their sum."""
+    return forms[0].of(total([f.form for f in forms]))
+
+
+def _join_samples(forms: list[SingleSamples]) -> Form:
+    """Each sample's own forms, added."""
+    parts: dict[int, list[Form]] = {}
+    for form in forms:
+        for i, part in form.parts.items():
+            parts.setdefault(i, []).append(part)
+    own = {i: total(each) for i, each in sorted(parts.items())}
+    return merge_single_samples(own, forms[0].n)
+
+
+# what forms of a kind must share to be merged, and how they are
+_KINDS: dict[Any, tuple[Callable[[Any], Hashable], Callable[[list[Any]], Form]]] = {
+    Outer: (lambda form: form.key(), _concatenate),
+    Rows: (lambda form: None, concatenated_rows),
+    Dense: (lambda form: None, _add_dense),
+    Joint: (lambda form: None, join_uses),
+    SingleSamples: (lambda form: None, _join_samples),
+    Mapped: (lambda form: form.map(), _map_once),
+}
+_TABLES = (Rows, None)

@@ -55,10 +55,10 @@ def bound_norms(groups: Groups, n: int, device: torch.device, elements: int) -> 
     value += listed.add([p.doubt for p in parts])
     more = (len(parts) + 8) * eps
     value = value.mul_(1 + more).add_(elements * tiny)
-    slips = [p.slip() for p in parts]
-    if any(slip is not None for slip in slips):
-        slip = listed.add(slips, [4 if p.rows else 1 for p in parts])
-        off = slip.add_(len(parts) * tiny).sqrt_()
+    sq_errors = [p.sq_error() for p in parts]
+    if any(sq_error is not None for sq_error in sq_errors):
+        sq_error = listed.add(sq_errors, [4 if p.rows else 1 for p in parts])
+        off = sq_error.add_(len(parts) * tiny).sqrt_()
         value = value.sqrt_().add_(off, alpha=1 + more).square_()
     return value
 
@@ -99,10 +99,10 @@ class _Listed:
 
     def gap(self, part: Norms, *, sure: bool) -> Tensor | None:
         """What an exact value would take out of doubt, and a share of what its rows are off by."""
-        slip = part.slip() if sure and part.rows and part.exact is not None else None
-        if slip is None or part.exact is None:
+        sq_error = part.sq_error() if sure and part.rows and part.exact is not None else None
+        if sq_error is None or part.exact is None:
             return None if part.exact is None else part.doubt
-        off = slip.sqrt()
+        off = sq_error.sqrt()
         found = (2 * part.value.sqrt() + off).mul_(off).mul_(_DOUBT[self.narrow] / _OFF)
         return found if part.doubt is None else found.add_(part.doubt)
 

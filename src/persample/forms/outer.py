@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .cost import Plan, cheapest, scratch, spans
-from .form import Form, real, row_sq_norms, wide
+from .form import Form, Moments, real, row_sq_norms, wide
 from .kernels import MATRIX, outer_kernel
 from .position_products import (
     apply_weights,
@@ -19,7 +19,7 @@ from .position_products import (
     sq_norms_from_rows,
     widen,
 )
-from .rounding import Norms, run_of, slip_of, slip_of_products, units
+from .rounding import Norms, run_of, sq_error_of, sq_error_of_products, units
 from .sketch import Sketch
 
 
@@ -33,9 +33,7 @@ class Outer(Form):
     there is one position. They get their other axes when they are needed.
     """
 
-    __slots__ = ("given", "left", "right")
-    left: Tensor
-    right: Tensor
+    __slots__ = ("given",)
 
     def __init__(self, left: Tensor, right: Tensor, shape: torch.Size) -> None:
         if left.dtype is not right.dtype:
@@ -46,14 +44,15 @@ class Outer(Form):
         self.n, self.shape, self.dtype = left.shape[0], shape, left.dtype
         self.device, self.given = right.device, (left, right)
 
-    def __getattr__(self, name: str) -> Tensor:
-        if name not in ("left", "right"):
-            raise AttributeError(name)
-        left, right = self.given
-        for _ in range(4 - left.dim()):
-            left, right = left.unsqueeze(1), right.unsqueeze(1)
-        self.left, self.right = left, right
-        return left if name == "left" else right
+    @property
+    def left(self) -> Tensor:
+        """The left factor: (n, k, t, a)."""
+        return _with_all_axes(self.given[0])
+
+    @property
+    def right(self) -> Tensor:
+        """The right factor: (n, k, t, b)."""
+        return _with_all_axes(self.given[1])
 
     # ------------------------------------------------------------------ sizes and costs
 
@@ -85,11 +84,6 @@ class Outer(Form):
         """What the form is made of."""
         return list(self.given)
 
-    def nbytes(self) -> int:
-        """Bytes of both factors."""
-        left, right = self.given
-        return (left.numel() + right.numel()) * self.dtype.itemsize
-
     def work(self) -> int:
         """One product per position."""
         return self.n * self.t * self.size
@@ -104,6 +98,11 @@ class Outer(Form):
         """Some samples' factors."""
         left, right = self.given
         return Outer(left[first:last], right[first:last], self.shape)
+
+    def converted(self, dtype: torch.dtype) -> Outer:
+        """From converted factors."""
+        left, right = self.given
+        return Outer(left.to(dtype), right.to(dtype), self.shape)
 
     # ------------------------------------------------------------------ the algebra
 
@@ -122,22 +121,12 @@ class Outer(Form):
         left, right = (f.unsqueeze(1) if f.dim() == 2 else f for f in self.given)
         return outer_kernel(left.mT, right)
 
-    def owns(self, rows: Tensor) -> bool:
-        """Products are new memory, or zeros without memory."""
-        return rows._is_zerotensor()
-
-    def wide_dense(self, first: int = 0, last: int | None = None) -> Tensor:
-        """From widened factors."""
-        if self.dtype == wide(self.dtype):
-            return self.dense(first, last)
-        return Outer(*self._wide(first, self.n if last is None else last), self.shape).dense()
-
     def write(self, out: Tensor) -> Tensor:
         """Straight into the buffer."""
         if out.dtype != self.dtype or not out.is_contiguous() or self.n == 0:
             return super().write(out)
         blocks = self.given[0].shape[1:-2]
-        matrices(*self.given, out=out.view(self.n, *blocks, *self._lengths()))
+        matrices(*self.given, out=out.view(self.n, *blocks, *self._sides()))
         return out
 
     def _wide(self, first: int, last: int) -> tuple[Tensor, Tensor]:
@@ -147,18 +136,18 @@ class Outer(Form):
         """By whichever of three ways is cheapest for these sizes."""
         if self.dtype.is_complex:
             return super().norms()
-        a, b = self._lengths()
+        a, b = self._sides()
         if self.t == 1:
             return self._norms_of_one_position(a, b)
         if self.plan().way == "gram":
             value, doubt, diagonals = sq_norms_from_products(*self.given)
             run, most = run_of(self.t, a, b), max(a, b)
             return Norms(
-                value, doubt, lambda: slip_of_products(diagonals, doubt, run, most), units(a * b),
-                exact=self._exactly,
+                value, doubt, lambda: sq_error_of_products(diagonals, doubt, run, most),
+                units(a * b), exact=self._exactly,
             )  # fmt: skip
         value = sq_norms_from_rows(*self.given)
-        return Norms(value, None, self.slip, units(a * b), rows=True, exact=self._exactly)
+        return Norms(value, None, self.sq_error, units(a * b), rows=True, exact=self._exactly)
 
     def _norms_of_one_position(self, a: int, b: int) -> Norms:
         """‖l‖²‖r‖²: nothing can cancel, but a vanished square may be multiplied by a huge one."""
@@ -176,20 +165,20 @@ class Outer(Form):
         left, right = self.given
         return sq_norms_from_rows(left[which].double(), right[which].double())
 
-    def slip(self) -> Tensor | None:
+    def sq_error(self) -> Tensor | None:
         """Some units of the sizes of all positions' terms, which may cancel."""
         if self.t == 1:
             return None
-        return slip_of(energies(*self.given), self.t, run_of(self.t, *self._lengths()))
+        return sq_error_of(energies(*self.given), self.t, run_of(self.t, *self._sides()))
 
-    def _lengths(self) -> tuple[int, int]:
+    def _sides(self) -> tuple[int, int]:
         """Of the two factors."""
         left, right = self.given
         return left.shape[-1], right.shape[-1]
 
-    def weighted_sum(self, c: Tensor) -> Tensor:
+    def weighted_sum(self, c: Tensor, *, certain: bool = False) -> Tensor:
         """(c ∘ left)ᵀ right, one matrix product over all samples and positions."""
-        dtype, (a, b), each = wide(self.dtype), self._lengths(), self.given[0].shape[1:-1]
+        dtype, (a, b), each = wide(self.dtype), self._sides(), self.given[0].shape[1:-1]
         one = len(each) < 2
         copied = min(a, b) if dtype == self.dtype and one else a + b
         item = each.numel() * copied * dtype.itemsize
@@ -255,25 +244,17 @@ class Outer(Form):
             out[first:last] = (small.mT @ other).flatten(1)
         return out
 
-    def _matrices(self) -> tuple[Tensor, Tensor] | None:
-        """(n, a) and (n, b), if there is one position and one block."""
-        if self.t != 1 or self.left.shape[1] != 1 or self.dtype.is_complex:
-            return None
-        left, right = self._wide(0, self.n)
-        return left[:, 0, 0], right[:, 0, 0]
-
-    def moments(self) -> tuple[Tensor, Tensor]:
+    def moments(self, dtype: torch.dtype | None = None) -> Moments:
         """Two products where there is one position, else written out a few rows at a time."""
-        found = self._matrices()
-        if found is None:
-            return super().moments()
-        left, right = (factor.double() for factor in found)
-        first = torch.mm(left.T, right).view(self.shape)
-        return first, torch.mm(left.square().T, right.square()).view(self.shape)
+        if self.t != 1 or self.left.shape[1] != 1 or self.dtype.is_complex:
+            return super().moments(dtype)
+        left, right = (
+            factor[:, 0, 0].to(dtype or torch.float64) for factor in (self.left, self.right)
+        )
+        squares = torch.mm(left.square().T, right.square())
+        return torch.mm(left.T, right).view(self.shape), squares.view(self.shape)
 
-    def sum_of_squares(self) -> Tensor:
-        """(left²)ᵀ right² where there is one position, else written out a few rows at a time."""
-        found = self._matrices()
-        if found is None:
-            return super().sum_of_squares()
-        return torch.mm(found[0].square().T, found[1].square()).view(self.shape)
+
+def _with_all_axes(factor: Tensor) -> Tensor:
+    """Blocks and positions as axes of one, where there is one of them."""
+    return factor[(slice(None), *[None] * (4 - factor.dim()))]

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from .correlation import by_positions, positions_pay, unfold_first
 from .cost import Plan, scratch, spans
-from .form import Form, real, row_sq_norms, wide
+from .form import Form, real, wide
 from .geometry import Geometry, unfold
 from .outer import Outer
-from .rounding import Norms, error_units, lengths, slip_of_products, units
+from .rounding import Norms, error_units, norms_of_last_axis, sq_error_of_products, units
 from .sketch import Sketch
 
 _COLUMNS = 8 << 20  # bytes of patches that are written out at once
@@ -38,10 +38,6 @@ class Patches(Form):
         """What the form is made of."""
         return [self.x, self.grad]
 
-    def nbytes(self) -> int:
-        """Bytes of input and output gradient."""
-        return sum(t.numel() * t.element_size() for t in (self.x, self.grad))
-
     def work(self) -> int:
         """One product per output position (or input position, transposed)."""
         spatial = (self.x if self.geometry.transposed else self.grad).shape[2:].numel()
@@ -58,6 +54,11 @@ class Patches(Form):
         part = slice(first * self.images, last * self.images)
         return Patches(self.x[part], self.grad[part], self.weight, self.geometry, self.images)
 
+    def converted(self, dtype: torch.dtype) -> Patches:
+        """From a converted input and output gradient."""
+        x, grad = self.x.to(dtype), self.grad.to(dtype)
+        return Patches(x, grad, self.weight, self.geometry, self.images)
+
     # ------------------------------------------------------------------ dense
 
     def dense(self, first: int = 0, last: int | None = None) -> Tensor:
@@ -73,20 +74,6 @@ class Patches(Form):
     def rows_by(self) -> str:
         """The cheaper of two ways for these sizes."""
         return "patches" if self._unfolds() else "grouped convolution"
-
-    def owns(self, rows: Tensor) -> bool:
-        """Dense rows have their own memory."""
-        return False
-
-    def wide_dense(self, first: int = 0, last: int | None = None) -> Tensor:
-        """From a widened input and output gradient."""
-        dtype = wide(self.dtype)
-        if self.dtype == dtype:
-            return self.dense(first, last)
-        m = self.images
-        part = slice(first * m, None if last is None else last * m)
-        x, grad = self.x[part].to(dtype), self.grad[part].to(dtype)
-        return Patches(x, grad, self.weight, self.geometry, m).dense()
 
     def _fold(self, first: int, last: int) -> Tensor:
         """All images in one convolution, each image a group of its own."""
@@ -155,24 +142,24 @@ class Patches(Form):
         """Position products on small maps, else the rows, a few at a time."""
         if self.plan().way != "gram":
             found = self.norms_of_rows(16 << 20)
-            return found if self.dtype.is_complex else found._replace(exact=self._exactly)
+            return found if self.dtype.is_complex else found._replace(exact=self.exact_sq_norms)
         value, doubt, diagonals = by_positions(self.x, self.grad, self.shape, self.geometry)
         t = self.grad.shape[2:].numel()
         return Norms(
-            value, doubt, lambda: slip_of_products(diagonals, doubt, t, self.size),
-            units(self.size), exact=self._exactly,
+            value, doubt, lambda: sq_error_of_products(diagonals, doubt, t, self.size),
+            units(self.size), exact=self.exact_sq_norms,
         )  # fmt: skip
 
     def _sizes(self) -> Tensor:
         """‖x‖‖g‖√taps of all groups, which no gradient exceeds however its positions cancel."""
         groups, dtype = self.geometry.groups, wide(self.dtype)
         x, grad = (f.to(dtype).flatten(1).unflatten(1, (groups, -1)) for f in (self.x, self.grad))
-        each = lengths(x) * lengths(grad)
+        each = norms_of_last_axis(x) * norms_of_last_axis(grad)
         each = each[:, 0] if groups == 1 else torch.linalg.vector_norm(each, dim=1)
         found: Tensor = each.view(self.n, self.images).sum(1) * math.sqrt(self.shape[2:].numel())
         return found
 
-    def slip(self) -> Tensor | None:
+    def sq_error(self) -> Tensor | None:
         """Some units of the sizes of all positions' terms."""
         return (self._error_units() * torch.finfo(real(self.dtype)).eps * self._sizes()).square_()
 
@@ -181,17 +168,7 @@ class Patches(Form):
         spatial = (self.x if self.geometry.transposed else self.grad).shape[2:].numel()
         return error_units(self.images * spatial, self.images * spatial)
 
-    def _exactly(self, which: Tensor) -> Tensor:
-        """‖gᵢ‖² of a few samples from rows in double precision."""
-        m, found = self.images, []
-        for i in which.tolist():
-            part = slice(i * m, (i + 1) * m)
-            x, grad = self.x[part].double(), self.grad[part].double()
-            one = Patches(x, grad, self.weight, self.geometry, m)
-            found.append(row_sq_norms(one.dense()))
-        return torch.cat(found)
-
-    def weighted_sum(self, c: Tensor) -> Tensor:
+    def weighted_sum(self, c: Tensor, *, certain: bool = False) -> Tensor:
         """One ordinary weight gradient with the smaller factor scaled."""
         dtype, g = wide(self.dtype), self.geometry
         copies = self._copies(min(self.x.numel(), self.grad.numel()))

@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from .form import Form, real, wide
+from .mapped import Composite
 from .patches import Patches
 
 
-class Pixels(Form):
+class Pixels(Composite):
     """gᵢₜ is the weight gradient of image i whose output gradient is kept at position t alone.
 
     Row i · positions + t; positions are the output's pixels in row-major order.
@@ -21,16 +22,9 @@ class Pixels(Form):
         self.positions = patches.grad.shape[2:].numel()
         self.first = first
         self.last = patches.n * self.positions if last is None else last
-        super().__init__(self.last - first, patches.shape, patches.dtype, patches.device)
+        count = self.last - first
+        super().__init__([patches], count, patches.shape, patches.dtype, patches.device)
         self.patches = patches
-
-    def nbytes(self) -> int:
-        """Bytes of input and output gradient."""
-        return self.patches.nbytes()
-
-    def tensors(self) -> list[Tensor]:
-        """What the form is made of."""
-        return self.patches.tensors()
 
     def without(self, bad: Tensor) -> Form:
         """Of whole images only."""
@@ -57,7 +51,7 @@ class Pixels(Form):
         grad.scatter_(2, at.view(-1, 1, 1).expand(-1, p.grad.shape[1], 1), picked.unsqueeze(2))
         return Patches(p.x[image], grad.view(-1, *p.grad.shape[1:]), p.weight, p.geometry).dense()
 
-    def weighted_sum(self, c: Tensor) -> Tensor:
+    def weighted_sum(self, c: Tensor, *, certain: bool = False) -> Tensor:
         """One weight gradient with scaled pixels."""
         some, start, stop = self._images()
         scale = torch.zeros(some.n * self.positions, dtype=wide(self.dtype), device=self.device)

@@ -17,8 +17,8 @@ from .rounding import (
     fine_dtype,
     hidden_in_products,
     join_samples,
-    lengths,
     multiply_products,
+    norms_of_last_axis,
     per_sample,
 )
 
@@ -121,5 +121,5 @@ def sq_norms_from_rows(left: Tensor, right: Tensor) -> Tensor:
 
 def energies(left: Tensor, right: Tensor) -> Tensor:
     """Σₜ ‖lₜ‖²‖rₜ‖², the scale of what rounding can hide."""
-    one, two = (lengths(f) for f in widen(left, right, 0, left.shape[0]))
+    one, two = (norms_of_last_axis(f) for f in widen(left, right, 0, left.shape[0]))
     return per_sample((one * two).square_())

@@ -97,12 +97,10 @@ class Pullback(Mapped):
             return None
         return moved
 
-    def certain_sum(self, c: Tensor) -> Tensor:
-        """From the rows, which the norms come from."""
-        return Form.weighted_sum(self, c)
-
-    def weighted_sum(self, c: Tensor) -> Tensor:
-        """Linear: one backward pass of the form's own sum."""
+    def weighted_sum(self, c: Tensor, *, certain: bool = False) -> Tensor:
+        """Linear: one backward pass of the form's own sum; norms come from the rows."""
+        if certain:
+            return super().weighted_sum(c)
         found = self._grad(self.form.weighted_sum(c), walk)
         if found is None:
             return torch.zeros(self.shape, dtype=wide(self.dtype), device=self.device)

@@ -32,10 +32,6 @@ class Replay(Form):
         """Saved arguments and output gradients."""
         return self._held
 
-    def nbytes(self) -> int:
-        """Bytes of what the replay needs."""
-        return sum(t.numel() * t.element_size() for t in self._held)
-
     def dense(self, first: int = 0, last: int | None = None) -> Tensor:
         """Masked backward passes."""
         last = self.n if last is None else last
@@ -51,12 +47,10 @@ class Replay(Form):
         """Zeros in the rows: a backward pass would carry what is not finite to others."""
         return Masked(self, bad)
 
-    def certain_sum(self, c: Tensor) -> Tensor:
-        """From the rows: a backward pass over all samples at once would round differently."""
-        return Form.weighted_sum(self, c)
-
-    def weighted_sum(self, c: Tensor) -> Tensor:
-        """One backward pass with scaled output gradients."""
+    def weighted_sum(self, c: Tensor, *, certain: bool = False) -> Tensor:
+        """One backward pass with scaled output gradients, which rounds otherwise than rows."""
+        if certain:
+            return super().weighted_sum(c)
         if self.n == 0:
             return torch.zeros(self.shape, dtype=wide(self.dtype), device=self.device)
         return self._sums(c).to(wide(self.dtype))

@@ -14,7 +14,7 @@ _BLOCK = 256  # terms that a matrix product adds up one after the other
 THIN = 16  # a result that is narrower is added up without blocks
 
 
-def no_slip() -> None:
+def no_error() -> None:
     """A sum of one sample is what its norm was computed from."""
 
 
@@ -22,33 +22,33 @@ class Norms(NamedTuple):
     """Squared norms of gradients, one for each sample, and what rounding may have done to them.
 
     ``value`` is short of the exact one by ``units`` roundings of itself, and by ``doubt``: squares
-    that cancelled or vanished. A certain sum of one sample is not farther than √``slip`` from what
-    the value was computed from. Values of ``rows`` come from rows that are as far from the exact
-    ones. ``exact`` computes a few samples again, in double precision.
+    that cancelled or vanished. A certain sum of one sample is not farther than √``sq_error`` from
+    what the value was computed from. Values of ``rows`` come from rows that are as far from the
+    exact ones. ``exact`` computes a few samples again, in double precision.
     """
 
     value: Tensor
     doubt: Tensor | None = None
-    slip: Callable[[], Tensor | None] = no_slip
+    sq_error: Callable[[], Tensor | None] = no_error
     units: float = 16 + RUN / 8
     rows: bool = False
     exact: Callable[[Tensor], Tensor] | None = None
 
     def kept(self) -> Norms:
-        """The same with a slip that is computed, once."""
-        slip = self.slip()
-        return self._replace(slip=lambda: slip)
+        """The same with an error of sums that is computed, once."""
+        sq_error = self.sq_error()
+        return self._replace(sq_error=lambda: sq_error)
 
     def surely(self) -> Tensor:
         """What the exact ones do not exceed."""
         found = self.value * (1 + (self.units + 4) * torch.finfo(self.value.dtype).eps)
         if self.doubt is not None:
             found += self.doubt
-        return _add_lengths(found, self.slip()) if self.rows else found
+        return _square_of_sum(found, self.sq_error()) if self.rows else found
 
     def bounds(self) -> Tensor:
         """What the squared norm of a certain sum of one sample does not exceed."""
-        return _add_lengths(self.surely(), self.slip())
+        return _square_of_sum(self.surely(), self.sq_error())
 
     def again(self, which: Tensor) -> Tensor:
         """The exact values of a few samples, or what they do not exceed."""
@@ -57,17 +57,17 @@ class Norms(NamedTuple):
         return self.surely()[which].to(fine_dtype(which.device))
 
     def recomputed(self, which: Tensor) -> Norms:
-        """The same with the exact values of some samples, and a slip that counts once for them."""
-        exact, slip = self.again(which), self.slip()
+        """The same with exact values of some samples, for which the error of sums counts once."""
+        exact, sq_error = self.again(which), self.sq_error()
         value, doubt = self.value.clone(), self.doubt
         doubt = torch.zeros_like(value) if doubt is None else doubt.clone()
         value[which], doubt[which] = exact.to(value.dtype), (1e-6 * exact).to(value.dtype)
-        if self.rows and slip is not None:
-            slip = slip.index_put((which,), slip[which] / 4)
-        return self._replace(value=value, doubt=doubt, slip=lambda: slip)
+        if self.rows and sq_error is not None:
+            sq_error = sq_error.index_put((which,), sq_error[which] / 4)
+        return self._replace(value=value, doubt=doubt, sq_error=lambda: sq_error)
 
 
-def _add_lengths(square: Tensor, other: Tensor | None) -> Tensor:
+def _square_of_sum(square: Tensor, other: Tensor | None) -> Tensor:
     """(x + y)² from x² and y²."""
     return square if other is None else (square.sqrt() + other.sqrt()).square_()
 
@@ -86,25 +86,25 @@ def fine_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def slip_of(energy: Tensor, t: int, run: int) -> Tensor:
+def sq_error_of(energy: Tensor, t: int, run: int) -> Tensor:
     """The square of what a sum of t terms with this energy may be off by, so many in one go."""
     return energy * (t * (error_units(t, run) * torch.finfo(energy.dtype).eps) ** 2)
 
 
-def slip_of_products(diagonals: Tensor, doubt: Tensor, run: int, length: int) -> Tensor:
+def sq_error_of_products(diagonals: Tensor, doubt: Tensor, run: int, length: int) -> Tensor:
     """The same from products of positions, their diagonals (2, n, …, t) and what is hidden in them.
 
     Energy of factors whose squares vanished counts as a whole.
     """
     t, tiny = diagonals.shape[-1], torch.finfo(doubt.dtype).tiny
-    found = slip_of(per_sample(diagonals[0] * diagonals[1]).add_(doubt), t, run)
+    found = sq_error_of(per_sample(diagonals[0] * diagonals[1]).add_(doubt), t, run)
     vanished = per_sample(diagonals.sum(-1).sum(0)).mul_(4 * tiny * t * length)
     return vanished.mul_(9).add_(found, alpha=9 / 8)  # (x + y)² ≤ 9/8 x² + 9 y²
 
 
-def add_slips(slips: Sequence[Tensor | None]) -> Tensor | None:
+def add_errors(sq_errors: Sequence[Tensor | None]) -> Tensor | None:
     """The square of what sums may be off by that are added to each other."""
-    known = [slip.sqrt() for slip in slips if slip is not None]
+    known = [sq_error.sqrt() for sq_error in sq_errors if sq_error is not None]
     return torch.stack(known).sum(0).square_() if known else None
 
 
@@ -121,8 +121,8 @@ def error_units(t: int, run: int) -> float:
     return 8 + (run + t / max(run, 1)) / 5
 
 
-def lengths(rows: Tensor) -> Tensor:
-    """Numbers that lengths along the last axis do not exceed by much, also if squares vanish."""
+def norms_of_last_axis(rows: Tensor) -> Tensor:
+    """Numbers that norms along the last axis do not exceed by much, also if squares vanish."""
     found: Tensor = torch.linalg.vector_norm(rows, dim=-1)
     return found.add_(math.sqrt(rows.shape[-1] * torch.finfo(found.dtype).tiny))
 

@@ -58,20 +58,20 @@ def segment_sq_norms(rows: TableRows) -> tuple[Tensor, Tensor]:
         found = row_sq_norms(values)
         return found, torch.zeros_like(found)
     keys, where, counts = torch.unique(rows.keys(), return_inverse=True, return_counts=True)
-    lengths = row_sq_norms(values).sqrt_()
+    norms = row_sq_norms(values).sqrt_()
     alone: Tensor | float = 0.0
     if is_worth_picking(rows, rows.index.numel() - keys.numel()):  # only these have to be added
         several = counts > 1
         again = several[where]
-        alone = _per_sample(rows, lengths.square().masked_fill_(again, 0))
+        alone = _per_sample(rows, norms.square().masked_fill_(again, 0))
         which = again.nonzero().flatten()
-        values, lengths, keys = values[which], lengths[which], keys[several]
+        values, norms, keys = values[which], norms[which], keys[several]
         counts = counts[several]
         where = (several.cumsum(0) - 1)[where[which]]
     total = values.new_zeros(keys.numel(), values.shape[1]).index_add_(0, where, values)
-    lengths = lengths.new_zeros(keys.numel()).index_add_(0, where, lengths)
-    lengths.mul_((16 + counts / 2) * torch.finfo(lengths.dtype).eps)
-    both = torch.stack([row_sq_norms(total), lengths.square_()], 1)
+    norms = norms.new_zeros(keys.numel()).index_add_(0, where, norms)
+    norms.mul_((16 + counts / 2) * torch.finfo(norms.dtype).eps)
+    both = torch.stack([row_sq_norms(total), norms.square_()], 1)
     dtype = fine_dtype(rows.device)
     each = both.new_zeros(rows.n, 2, dtype=dtype).index_add_(0, keys // v, both.to(dtype))
     each[:, 0] += alone

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .cost import Plan
-from .form import Form, real
+from .form import Form, Moments, real
 from .mapped import Mapped
 from .rounding import Norms
 
@@ -45,18 +45,13 @@ class Part(Mapped):
 
     def box(self) -> list[range] | None:
         """The indices named on every axis of the parameter, if the view is a box of it."""
-        step, axes = 1, []
-        for size in reversed(self.shape):
-            axes.append((size, step))
-            step *= size
-        lengths, rest, found = {}, self.offset, []
-        for size, stride in zip(self.view, self.strides, strict=True):
-            if size != 1:
-                if stride in lengths:
-                    return None
-                lengths[stride] = size
-        for size, stride in reversed(axes):
-            start, rest = divmod(rest, stride) if stride else (0, rest)
+        named = [(d, s) for d, s in zip(self.strides, self.view, strict=True) if s != 1]
+        lengths, rest, found = dict(named), self.offset, []
+        if len(lengths) < len(named):
+            return None
+        whole = torch.empty(self.shape, device="meta")
+        for size, stride in zip(whole.shape, whole.stride(), strict=True):
+            start, rest = divmod(rest, stride)
             length = lengths.pop(stride, 1) if size != 1 else 1
             if start + length > size:
                 return None
@@ -94,17 +89,13 @@ class Part(Mapped):
         """Those of the view: no element is named twice."""
         return self.form.norms()
 
-    def slip(self) -> Tensor | None:
+    def sq_error(self) -> Tensor | None:
         """That of the inner form."""
-        return self.form.slip()
+        return self.form.sq_error()
 
-    def weighted_sum(self, c: Tensor) -> Tensor:
+    def weighted_sum(self, c: Tensor, *, certain: bool = False) -> Tensor:
         """The view's sum in its place."""
-        return self._place(self.form.weighted_sum(c))
-
-    def certain_sum(self, c: Tensor) -> Tensor:
-        """The view's sum in its place."""
-        return self._place(self.form.certain_sum(c))
+        return self._place(self.form.weighted_sum(c, certain=certain))
 
     def _place(self, value: Tensor) -> Tensor:
         """Zeros with a value of the view, or rows of such, in its place."""
@@ -127,11 +118,7 @@ class Part(Mapped):
             return torch.zeros(self.n, other.n, dtype=real(self.dtype), device=self.device)
         return super().dots(other)
 
-    def moments(self) -> tuple[Tensor, Tensor]:
+    def moments(self, dtype: torch.dtype | None = None) -> Moments:
         """The view's in their place."""
-        first, second = self.form.moments()
+        first, second = self.form.moments(dtype)
         return self._place(first), self._place(second)
-
-    def sum_of_squares(self) -> Tensor:
-        """The view's in its place."""
-        return self._place(self.form.sum_of_squares())

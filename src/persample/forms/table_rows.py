@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .cost import Plan, scratch, spans
 from .fast.reused_buffers import rewrite
-from .form import Form, real, wide
+from .form import Form, Moments, real, wide
 from .kernels import zeros
 from .outer import Outer
 from .rounding import Norms, units
@@ -52,11 +52,6 @@ class Rows(Form):
         """What the form is made of."""
         return [self.values, self.index] + ([] if self.even else [self.sample])
 
-    def nbytes(self) -> int:
-        """Bytes of values and index vectors."""
-        vectors = 1 if self.even else 2
-        return self.values.numel() * self.values.element_size() + 8 * vectors * self.index.numel()
-
     def work(self) -> int:
         """One addition per value."""
         return self.values.numel()
@@ -85,10 +80,6 @@ class Rows(Form):
         count = (self.n if last is None else last) - first
         out = zeros((count, *self.shape), wide(self.dtype), self.device)
         return self.add_to(out, first, last)
-
-    def owns(self, rows: Tensor) -> bool:
-        """Dense rows have their own memory."""
-        return False
 
     def add_to(self, out: Tensor, first: int = 0, last: int | None = None) -> Tensor:
         """Straight into their places."""
@@ -136,10 +127,10 @@ class Rows(Form):
 
     def norms(self) -> Norms:
         """Segment sums, linear in the number of rows; rows of one index may cancel."""
-        value, slip = self.segment_norms()
-        return Norms(value, None, lambda: slip, units(self.shape[1]), rows=True)
+        value, sq_error = self.segment_norms()
+        return Norms(value, None, lambda: sq_error, units(self.shape[1]), rows=True)
 
-    def slip(self) -> Tensor | None:
+    def sq_error(self) -> Tensor | None:
         """Some units of the sizes of rows of one index."""
         return self.segment_norms()[1]
 
@@ -148,10 +139,11 @@ class Rows(Form):
         if self.n > 1 and self._copies() > scratch():
             runs = spans(self.n, self._copies() // self.n)
             parts = [self.narrowed(*run).segment_norms() for run in runs]
-            return torch.cat([value for value, _ in parts]), torch.cat([slip for _, slip in parts])
+            value, error = (torch.cat(each) for each in zip(*parts, strict=True))
+            return value, error
         return segment_sq_norms(self)
 
-    def weighted_sum(self, c: Tensor) -> Tensor:
+    def weighted_sum(self, c: Tensor, *, certain: bool = False) -> Tensor:
         """One index_add."""
         return self.add_sum(zeros(self.shape, wide(self.dtype), self.device), c)
 
@@ -198,22 +190,13 @@ class Rows(Form):
             out.index_add_(0, self.sample[part], each)
         return out
 
-    def moments(self) -> tuple[Tensor, Tensor]:
+    def moments(self, dtype: torch.dtype | None = None) -> Moments:
         """From segment sums: linear in the number of rows, whatever the size of the table."""
-        dtype = torch.complex128 if self.dtype.is_complex else torch.float64
-        first = torch.zeros(self.shape, dtype=dtype, device=self.device)
-        second = torch.zeros(self.shape, dtype=torch.float64, device=self.device)
-        for index, total in segments(self, dtype):
+        first, second = self.no_moments(dtype)
+        for index, total in segments(self, first.dtype):
             first.index_add_(0, index, total)
             second.index_add_(0, index, total.abs().square_())
         return first, second
-
-    def sum_of_squares(self) -> Tensor:
-        """From segment sums."""
-        out = torch.zeros(self.shape, dtype=real(self.dtype), device=self.device)
-        for index, total in segments(self, wide(self.dtype)):
-            out.index_add_(0, index, total.abs().square_())
-        return out
 
     def dots(self, other: Form) -> Tensor:
         """Row by row, or in a table of the indices that occur: others are zero on one side."""

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from .cost import Plan, all_of
-from .fast.disjoint_parts import Pieces
 from .fast.elementwise import Scaled
-from .form import Form, add_all, flat_rows, wide
+from .form import Form, add_all, wide
 from .mapped import Composite
 from .masked import Masked
 from .outer import Outer
 from .pullback import Pullback
 from .replay import Replay
-from .rounding import Norms, add_slips, units
+from .rounding import Norms, add_errors, units
 from .sketch import Sketch
 from .strided_part import Part
 from .table_rows import Rows
@@ -27,12 +26,12 @@ class Total(Composite):
     """gᵢ = Σᵤ gᵢ⁽ᵘ⁾ over the uses u of a parameter.
 
     ‖Σᵤ gᵤ‖² has cross terms: norms of uses are never added as they are. Uses that touch disjoint
-    pieces of the parameter are :class:`Pieces`.
+    pieces of the parameter are :class:`persample.forms.Pieces`.
     """
 
     __slots__ = ()
 
-    def __init__(self, forms: list[Form]) -> None:
+    def __init__(self, forms: Sequence[Form]) -> None:
         first = forms[0]
         dtype = max((f.dtype for f in forms), key=lambda d: d.itemsize)
         super().__init__(forms, first.n, first.shape, dtype, first.device)
@@ -50,11 +49,11 @@ class Total(Composite):
 
     def without(self, bad: Tensor) -> Total:
         """Zero gradients for some samples."""
-        return Total([f.without(bad) for f in self.forms])
+        return type(self)([f.without(bad) for f in self.forms])
 
     def narrowed(self, first: int, last: int) -> Total:
         """Some samples of all parts."""
-        return Total([f.narrowed(first, last) for f in self.forms])
+        return type(self)([f.narrowed(first, last) for f in self.forms])
 
     def dense(self, first: int = 0, last: int | None = None) -> Tensor:
         """The parts' rows, added."""
@@ -69,24 +68,18 @@ class Total(Composite):
             form.add_to(out, first, last)
         return out
 
-    def weighted_sum(self, c: Tensor) -> Tensor:
-        """Linear: the parts' sums, added."""
+    def weighted_sum(self, c: Tensor, *, certain: bool = False) -> Tensor:
+        """Linear: the parts' sums, added; those of pieces are added to their places."""
         pair = self.tied()
         if pair is not None and wide(pair[0].dtype) == wide(pair[1].dtype):
             rows, outer = pair
             return rows.add_sum(outer.weighted_sum(c), c)
-        return self._summed(lambda form: form.weighted_sum(c))
+        if certain and any(_rounded_unseen(form) for form in self.forms):
+            return super().weighted_sum(c)  # the very rows that the norms were computed from
 
-    def certain_sum(self, c: Tensor) -> Tensor:
-        """Linear."""
-        if self.tied() is not None:  # their certain sums are their weighted sums
-            return self.weighted_sum(c)
-        if any(_rounded_unseen(form) for form in self.forms):
-            return Form.weighted_sum(self, c)  # the very rows that the norms were computed from
-        return self._summed(lambda form: form.certain_sum(c))
+        def ask(form: Form) -> Tensor:
+            return form.weighted_sum(c, certain=certain)
 
-    def _summed(self, ask: Callable[[Form], Tensor]) -> Tensor:
-        """The parts' sums; those of pieces are added to their places."""
         whole = [ask(f) for f in self.forms if not isinstance(f, Part)]
         if len(whole) == len(self.forms):
             return add_all(whole)
@@ -108,7 +101,7 @@ class Total(Composite):
 
     def dots(self, other: Form) -> Tensor:
         """Bilinear: every pair of parts."""
-        others = other.forms if isinstance(other, Total) else [other]
+        others = other.forms if type(other) is Total else [other]
         return add_all([_between(f, g) for f in self.forms for g in others])
 
     def norms(self) -> Norms:
@@ -118,39 +111,34 @@ class Total(Composite):
             self.norms_of_rows()._replace(rows=False) if pair is None else self._tied_norms(*pair)
         )
 
-    def slip(self) -> Tensor | None:
+    def sq_error(self) -> Tensor | None:
         """Sums are rounded part by part, and so are the rows that norms were computed from."""
-        return self._slip([f.norms().kept() for f in self.forms])
+        return self._sq_error([f.norms().kept() for f in self.forms])
 
-    def _slip(self, parts: list[Norms]) -> Tensor:
+    def _sq_error(self, parts: list[Norms]) -> Tensor:
         """Twice that of all parts, and what is lost where they are added up."""
-        lengths = add_all([p.bounds().sqrt_() for p in parts])
-        lengths *= (8 + 4 * len(parts)) * torch.finfo(lengths.dtype).eps
-        off = add_slips([p.slip() for p in parts])
-        return lengths.square_() if off is None else (2 * off.sqrt_()).add_(lengths).square_()
+        sizes = add_all([p.bounds().sqrt_() for p in parts])
+        sizes *= (8 + 4 * len(parts)) * torch.finfo(sizes.dtype).eps
+        off = add_errors([p.sq_error() for p in parts])
+        return sizes.square_() if off is None else (2 * off.sqrt_()).add_(sizes).square_()
 
     def _tied_norms(self, rows: Rows, outer: Outer) -> Norms:
         """What is not sure of either norm, or of their product, is not sure."""
         parts = [rows.norms().kept(), outer.norms().kept()]
         value = torch.add(parts[0].value, parts[1].value).add_(rows.cross(outer), alpha=2)
         bounds, unit = [p.bounds() for p in parts], torch.finfo(value.dtype).eps
-        lengths, slips = [b.sqrt() for b in bounds], [p.slip() for p in parts]
-        doubt = add_all(lengths).square_().mul_(64 * unit)
+        sizes, sq_errors = [b.sqrt() for b in bounds], [p.sq_error() for p in parts]
+        doubt = add_all(sizes).square_().mul_(64 * unit)
         doubt += add_all([b - p.value for b, p in zip(bounds, parts, strict=True)])
-        offs = [8 * unit * size for size in lengths]
-        for off, slip in zip(offs, slips, strict=True):
-            if slip is not None:
-                off += slip.sqrt()
+        offs = [8 * unit * size for size in sizes]
+        for off, sq_error in zip(offs, sq_errors, strict=True):
+            if sq_error is not None:
+                off += sq_error.sqrt()
         doubt += offs[0].mul_(offs[1]).div_(128 * unit)
         return Norms(
-            value.clamp_(min=0), doubt, lambda: self._slip(parts), units(self.size),
-            exact=self._exactly,
+            value.clamp_(min=0), doubt, lambda: self._sq_error(parts), units(self.size),
+            exact=self.exact_sq_norms,
         )  # fmt: skip
-
-    def _exactly(self, which: Tensor) -> Tensor:
-        """‖gᵢ‖² of a few samples: from their rows, which cancel before they are squared."""
-        rows = [flat_rows(self.wide_dense(i, i + 1)).double() for i in which.tolist()]
-        return torch.cat([r.square().sum(1) for r in rows])
 
     def tied(self) -> tuple[Rows, Outer] | None:
         """An embedding and an output head of the same table, if that is all there is."""
@@ -169,8 +157,8 @@ def _rounded_unseen(form: Form) -> bool:
         return _rounded_unseen(form.form)
     if isinstance(form, Scaled):
         return not form.certain or _rounded_unseen(form.form)
-    if isinstance(form, Pieces):
-        return any(_rounded_unseen(part) for part in form.parts)
+    if isinstance(form, Total):
+        return any(_rounded_unseen(part) for part in form.forms)
     return isinstance(form, (Joint, Masked, Pullback, Replay))
 
 

@@ -97,9 +97,7 @@ class Guards:
     def fired(self, use: Use, saved: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
         """A tap brought what was saved, and output gradients."""
         if use.fingerprint is not None:
-            same = comes_back(use.fingerprint, saved)
-            if same is not None:
-                self._returned.append((use, same))
+            self._returned.append((use, comes_back(use.fingerprint, saved)))
         if self._context.options.lean:
             self.comparison.note(grads)
         if self._zeros and not all(g is None or bool(g.isfinite().all()) for g in grads):
@@ -108,15 +106,10 @@ class Guards:
     def pass_ends(self) -> None:
         """The engine is done: compare what came back with what was saved, in one look."""
         returned, self._returned = self._returned, []
-        by_device: dict[torch.device, list[tuple[Use, Tensor]]] = {}
-        for use, same in returned:
-            by_device.setdefault(same.device, []).append((use, same))
-        for pairs in by_device.values():
-            for (use, _), same in zip(
-                pairs, torch.stack([same for _, same in pairs]).tolist(), strict=True
-            ):
-                if not same:
-                    self._context.backward.refuse(saved_data_changed(use))
+        found = [same.to(returned[0][1].device) for _, same in returned]
+        for k, same in enumerate(torch.stack(found).tolist() if found else ()):
+            if not same:
+                self._context.backward.refuse(saved_data_changed(returned[k][0]))
         if self._zeros.changed():
             self._context.backward.refuse(zeros_overwritten())
 

@@ -49,10 +49,8 @@ def tensors_of(named: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
     """
     found: list[tuple[str, Any]] = []
     for callables in (False, True):
-        for name, value in named:
-            walk(name, open_object(value, callables=callables), found)
-        if found:
-            break
+        for name, value in named if not found else ():
+            found += walk(name, open_object(value, callables=callables))
     return found
 
 
@@ -71,13 +69,12 @@ def packed_ids(packed: PackedSequence) -> Tensor:
     return slots if packed.sorted_indices is None else packed.sorted_indices[slots]
 
 
-def walk(path: str, value: Any, found: list[tuple[str, Any]]) -> None:
-    """Collect tensors (and packed sequences) in nested inputs, with their paths."""
+def walk(path: str, value: Any) -> list[tuple[str, Any]]:
+    """The tensors (and packed sequences) in nested inputs, with their paths."""
     if isinstance(value, (Tensor, PackedSequence)):
-        found.append((path, value))
-        return
-    for key, item in entries(value) or ():
-        walk(f"{path}.{key}", item, found)
+        return [(path, value)]
+    parts = entries(value) or ()
+    return [leaf for key, item in parts for leaf in walk(f"{path}.{key}", item)]
 
 
 def lists_alike(found: list[tuple[str, Any]]) -> list[list[Tensor]]:

@@ -142,8 +142,7 @@ class Inputs:
             with torch._C.DisableTorchFunction():
                 self._take(module, args, kwargs)
         if isinstance(module, nn.RNNBase):
-            states: list[tuple[str, Any]] = []
-            walk("hx", args[1] if len(args) > 1 else kwargs.get("hx"), states)
+            states = walk("hx", args[1] if len(args) > 1 else kwargs.get("hx"))
             self._turn([state for _, state in states])
 
     def _turn(self, states: list[Any]) -> None:
@@ -162,12 +161,7 @@ class Inputs:
 
     def _give(self, out: Any) -> None:
         """Results also belong to the caller, who may go on to compute in their memory."""
-        found: list[tuple[str, Any]] = []
-        if out.__class__ is Tensor:
-            found.append(("", out))
-        elif out is not None:
-            walk("", open_object(out), found)
-        for _, value in found:
+        for _, value in walk("", out if out.__class__ is Tensor else open_object(out)):
             tensor = tensor_of(value)
             if not transformed(tensor):
                 self._context.caller.add(tensor, received=False)
@@ -245,9 +239,7 @@ class Inputs:
 
     def _see_constant(self, name: str, value: Any) -> None:
         """An argument that is constant by its position."""
-        tensors: list[tuple[str, Any]] = []
-        walk(name, open_object(value), tensors)
-        for path, tensor in tensors:
+        for path, tensor in walk(name, open_object(value)):
             shape = tensor_of(tensor).shape
             self.seen.append(Seen(path, tuple(shape), samples=False, declared=True))
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ..errors import Mixing
-from .layout import Layout, State, align, ids_of, merge, remap
+from .layout import Layout, State, align, explicit, ids_of, merge, remap
+from .reshaping import squeeze_colours
 
 Result = State | None
 Places = Sequence[int | None]
@@ -43,11 +44,9 @@ class Call:
                 return self.kwargs[name]
         return default
 
-    def ints(self, index: int, *names: str) -> tuple[int, ...] | None:
+    def ints(self, index: int, *names: str) -> tuple[int, ...]:
         """Integers given as a sequence or as the remaining positional arguments."""
         value = self.arg(index, *names)
-        if value is None:
-            return None
         if isinstance(value, Iterable) and not isinstance(value, Tensor):
             return tuple(int(v) for v in value)
         return tuple(int(v) for v in self.args[index:]) or (int(value),)
@@ -70,6 +69,18 @@ class Call:
         if layout is None:
             return torch.full((1,) * tensor.dim(), -1, device=tensor.device)
         return ids_of(layout, tensor.shape, self.n, tensor.device)
+
+    def merge(self, *layouts: Layout | None, out: Tensor | None = None) -> Layout | None:
+        """The layout of a result from those of what it is made of, None for constants."""
+        shape, result = (self.first if out is None else out).shape, None
+        for layout in layouts:
+            if layout is not None:
+                result = layout if result is None else merge(result, layout, shape, self.n)
+        return result
+
+    def painted(self, ids: Tensor) -> Layout:
+        """The layout from the sample of every element."""
+        return explicit(squeeze_colours(ids, self.n), self.n)
 
     def tensors(self) -> list[Tensor]:
         """Every tensor among the arguments, in order."""
@@ -103,6 +114,11 @@ def axes(value: int | Sequence[int] | None, rank: int) -> set[int]:
     if rank == 0:
         return set()
     return {int(v) % rank for v in value}
+
+
+def other_sizes(tensor: Tensor, axis: int) -> tuple[int, ...]:
+    """The sizes of all axes but one."""
+    return (*tensor.shape[:axis], *tensor.shape[axis + 1 :])
 
 
 def trailing(tensor: Tensor, count: int) -> set[int]:
@@ -142,14 +158,9 @@ def gather_colours(
     call: Call, operands: Sequence[tuple[Any, Places]], out: Tensor
 ) -> Layout | None:
     """Colours when every operand says where each of its axes goes (None: lost)."""
-    result: Layout | None = None
-    known = set()
-    for tensor, places in operands:
-        known.add(id(tensor))
-        layout = call.layout(tensor)
-        if layout is not None:
-            result = _place(layout, tensor, places, out, result, call.n)
-    if any(key not in known for key in call.layouts):
+    held = [(layout, t, places) for t, places in operands if (layout := call.layout(t)) is not None]
+    result = call.merge(*[_place(*each, out, call.n) for each in held], out=out)
+    if not {id(tensor) for tensor, _ in operands}.issuperset(call.layouts):
         raise Mixing(f"{call.name}: an argument holds samples that is shared by all rows")
     return result
 
@@ -171,15 +182,8 @@ def carry_each(
     ]
 
 
-def _place(
-    layout: Layout,
-    tensor: Tensor,
-    places: Sequence[int | None],
-    out: Tensor,
-    result: Layout | None,
-    n: int,
-) -> Layout:
-    """Move a layout to the result's axes, check the sizes, merge with what is there already."""
+def _place(layout: Layout, tensor: Tensor, places: Places, out: Tensor, n: int) -> Layout:
+    """Move a layout to the result's axes, and check the sizes."""
     moved = remap(layout, places, out.dim())
     if moved.ids is None:
         size = tensor.shape[layout.axis]
@@ -187,19 +191,13 @@ def _place(
             raise Mixing(
                 f"the axis that holds the samples changes from {size} to {out.shape[moved.axis]}"
             )
-    return moved if result is None else merge(result, moved, out.shape, n)
+    return moved
 
 
 def elementwise(call: Call) -> Layout | None:
     """Colours through broadcasting element-by-element operators."""
-    result: Layout | None = None
-    shape = call.first.shape
-    for tensor in call.tensors():
-        layout = call.layouts.get(id(tensor))
-        if layout is not None:
-            moved = align(layout, tensor.shape, shape, call.n)
-            result = moved if result is None else merge(result, moved, shape, call.n)
-    return result
+    held = [(layout, t.shape) for t in call.tensors() if (layout := call.layout(t)) is not None]
+    return call.merge(*[align(*each, call.first.shape, call.n) for each in held])
 
 
 def first_only(call: Call) -> Layout | None:

@@ -60,8 +60,6 @@ class Layout:
 
     def plain(self) -> Layout:
         """The same colours without the memory of coupling."""
-        if self.coupled is None:
-            return self
         if self.ids is None:
             return closed(self.axis, self.inner)
         return Layout(self.axis, self.inner, self.ids)
@@ -188,17 +186,13 @@ def remap(layout: Layout, places: Sequence[int | None], rank: int) -> Layout:
             raise Mixing("the operator acts across the axis that holds the samples")
         return closed(place, layout.inner)
     view, ids = [1] * rank, layout.ids
-    order = []
-    for d, place in enumerate(places):
-        if place is None:
-            ids = _one_colour(ids, d)
-        else:
-            view[place] = ids.shape[d]
-            order.append((place, d))
-    order.sort()
-    kept = [d for _, d in order]
-    lost = [d for d in range(ids.dim()) if d not in kept]
-    return Layout(0, 1, ids.permute(lost + kept).reshape(view))
+    kept = sorted((place, d) for d, place in enumerate(places) if place is not None)
+    lost = [d for d, place in enumerate(places) if place is None]
+    for d in lost:
+        ids = _one_colour(ids, d)
+    for place, d in kept:
+        view[place] = ids.shape[d]
+    return Layout(0, 1, ids.permute([*lost, *(d for _, d in kept)]).reshape(view))
 
 
 def _one_colour(ids: Tensor, axis: int) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -148,18 +148,14 @@ def operators() -> dict[Any, Operator]:
     return table
 
 
-def _namespaces() -> Iterable[Any]:
-    yield Tensor
-    yield Tensor.__mro__[1]
-    yield torch
-    yield torch._C._VariableFunctions
-    yield torch._C._nn
-    yield torch._C._sparse  # type: ignore[attr-defined]
-    yield F
-    yield torch.functional
-    for name in ("linalg", "fft", "special"):
-        yield getattr(torch._C, f"_{name}")
-        yield getattr(torch, name)
+def _namespaces() -> list[Any]:
+    """Where functions of torch are found."""
+    return [
+        Tensor, Tensor.__mro__[1], torch, torch._C._VariableFunctions, torch._C._nn,
+        torch._C._sparse, F, torch.functional,  # type: ignore[attr-defined]
+        torch._C._linalg, torch.linalg, torch._C._fft, torch.fft,  # type: ignore[attr-defined]
+        torch._C._special, torch.special,  # type: ignore[attr-defined]
+    ]  # fmt: skip
 
 
 def _add_attribute(table: dict[Any, Operator], name: str, value: Any) -> None:

@@ -98,10 +98,7 @@ def _apply(operator: Operator, call: Call) -> Result | list[Result]:
     if not call.layouts:
         return None
     if operator.rule is None:
-        raise Mixing(
-            f"persample has no layout rule for {operator.name}",
-            LOOP,
-        )
+        raise Mixing(f"persample has no layout rule for {operator.name}", LOOP)
     try:
         return _fitting(operator.rule(call), call)
     except Mixing:
@@ -193,10 +190,9 @@ def _coupling(state: State) -> Reason | None:
 
 def _first_reason(live: Coloured, operator: Operator, call: Call) -> Reason:
     for _, state in live:
-        if isinstance(state, Mixed):
-            return state.reason
-        if isinstance(state, (Layout, Additive)) and state.coupled is not None:
-            return state.coupled
+        found = state.reason if isinstance(state, Mixed) else _coupling(state)
+        if found is not None:
+            return found
     why = "a sum over samples is used again, so that samples influence each other"
     return reason(operator, call, Mixing(why))
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..errors import Reason, here
 from .call import Call, Result
 from .layout import Layout, explicit, ids_of
-from .reshaping import squeeze_colours
+from .reshaping import place_in_groups, squeeze_colours
 
 WHY = "the place of a sample's values depends on how they compare with other samples'"
 SORTS = frozenset(("sort", "argsort"))
@@ -149,7 +149,4 @@ def counts_rows(values: Tensor, layout: Layout, n: int) -> bool:
     ids = ids_of(layout, values.shape, n, values.device).expand(values.shape)
     if bool((ids < 0).any()):
         return False
-    order = ids.argsort(stable=True)
-    count = ids.bincount(minlength=n)
-    start = (count.cumsum(0) - count)[ids[order]]
-    return torch.equal(values[order], torch.arange(len(ids), device=ids.device) - start)
+    return torch.equal(values, place_in_groups(ids, n)[0].to(values.dtype))

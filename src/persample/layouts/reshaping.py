@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..errors import Mixing
 from .layout import Layout, Shape, closed, explicit, ids_of
 
 
@@ -65,6 +66,32 @@ def squeeze_colours(ids: Tensor, n: int) -> Tensor:
     return _on_one_axis(ids, n)
 
 
+def paint(
+    before: Tensor, places: Tensor, colours: Tensor,
+    why: str = "rows of several samples are written to one place", fix: str = "",
+) -> Tensor:  # fmt: skip
+    """Colours after a write to these places of the flattened target; -1 leaves a place as it is."""
+    flat, where, new = before.flatten(), places.flatten(), colours.flatten()
+    after = flat.scatter_reduce(0, where, new, "amax", include_self=True)
+    if bool(((new >= 0) & (after[where] != new)).any()):
+        raise Mixing(why, fix)
+    return after.view(before.shape)
+
+
+def colour_groups(groups: Tensor, rows: Tensor, count: int, *, why: str, fix: str = "") -> Tensor:
+    """The sample of every group, from those of its rows; -1 where a group has none."""
+    return paint(torch.full((count,), -1, device=rows.device), groups, rows, why, fix)
+
+
+def place_in_groups(groups: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The place of every row among those of its group, and how many rows each group has."""
+    order = torch.argsort(groups, stable=True)
+    sizes = torch.bincount(groups, minlength=count)
+    places, starts = torch.empty_like(order), sizes.cumsum(0) - sizes
+    places[order] = torch.arange(len(order), device=groups.device) - starts[groups[order]]
+    return places, sizes
+
+
 def _on_one_axis(ids: Tensor, n: int) -> Tensor:
     """One axis that has all colours, where -1 fills up rows and columns of the others."""
     wide = [d for d, size in enumerate(ids.shape) if size > 1]
@@ -78,26 +105,18 @@ def _on_one_axis(ids: Tensor, n: int) -> Tensor:
     return ids
 
 
-def _groups(old: Shape, new: Shape) -> list[tuple[list[int], list[int]]]:
+def _groups(old: Shape, new: Shape) -> list[tuple[range, range]]:
     """Split both shapes into the smallest runs of axes with equal products."""
-    groups: list[tuple[list[int], list[int]]] = []
+    groups: list[tuple[range, range]] = []
     i = j = 0
     while i < len(old) or j < len(new):
-        olds: list[int] = []
-        news: list[int] = []
-        a = b = 1
-        if i < len(old):
-            olds.append(i)
-            a, i = old[i], i + 1
-        if j < len(new):
-            news.append(j)
-            b, j = new[j], j + 1
+        first, second = i, j
+        a, i = (old[i], i + 1) if i < len(old) else (1, i)
+        b, j = (new[j], j + 1) if j < len(new) else (1, j)
         while a != b:
             if (a < b and i < len(old)) or j >= len(new):
-                olds.append(i)
                 a, i = a * old[i], i + 1
             else:
-                news.append(j)
                 b, j = b * new[j], j + 1
-        groups.append((olds, news))
+        groups.append((range(first, i), range(second, j)))
     return groups

@@ -18,6 +18,7 @@ from .call import Call
 from .equations import places_of, product_equation, spell_terms
 from .layout import Constant, Layout, State, ids_of
 from .operators import Operator
+from .reshaping import squeeze_colours
 
 ZEROS = frozenset(("matmul", "mm", "bmm", "einsum", "scaled_dot_product_attention"))
 
@@ -70,7 +71,7 @@ def _product(call: Call) -> Layout | None:
         given = [constant.ne(0).double(), values.expand(data.shape)]
         return torch.einsum(equation, given if at == 0 else given[::-1])
 
-    return _read_zeros(ids, run)
+    return _read_zeros(ids, run, call.n)
 
 
 def _as_equation(call: Call) -> tuple[str, Sequence[Tensor]]:
@@ -82,7 +83,7 @@ def _as_equation(call: Call) -> tuple[str, Sequence[Tensor]]:
     return product_equation(a.dim(), b.dim()), [a, b]
 
 
-def _read_zeros(ids: Tensor, run: Callable[[Tensor], Tensor]) -> Layout | None:
+def _read_zeros(ids: Tensor, run: Callable[[Tensor], Tensor], n: int) -> Layout | None:
     """The only sample that each element of a product is made of, if there is no other."""
     known = ids.clamp(min=0).double()
     counts, sums, squares = run((ids >= 0).double()), run(known), run(known.square())
@@ -90,16 +91,8 @@ def _read_zeros(ids: Tensor, run: Callable[[Tensor], Tensor]) -> Layout | None:
     # all numbers are the same if their sum and the sum of their squares are as if they were
     if bool((sums != counts * sample).any()) or bool((squares != counts * sample.square()).any()):
         return None
-    return Layout(0, 1, _thin(torch.where(counts > 0, sample.to(torch.long), -1)))
-
-
-def _thin(colours: Tensor) -> Tensor:
-    """One element of every axis along which all are the same."""
-    for d in range(colours.dim()):
-        first = colours.narrow(d, 0, 1)
-        if colours.shape[d] > 1 and bool((colours == first).all()):
-            colours = first
-    return colours
+    found = torch.where(counts > 0, sample.to(torch.long), -1)
+    return Layout(0, 1, squeeze_colours(found, n))
 
 
 def _attention(call: Call) -> Layout | None:
@@ -108,14 +101,11 @@ def _attention(call: Call) -> Layout | None:
     mask, rows = call.arg(3, "attn_mask"), call.out.dim() - 2
     if mask is None or call.arg(5, "is_causal", default=False) or not _constant(call, mask):
         return None
-    found = [_rows(call, t) for t in (q, k, v)]
-    if any(ids is None for ids in found) or not torch.equal(found[1], found[2]):  # type: ignore[arg-type]
+    queries, keys, values = (_rows(call, t) for t in (q, k, v))
+    if queries is None or keys is None or values is None or not torch.equal(keys, values):
         return None
     if not all(bool(t.isfinite().all()) for t in (q, k, v)) or not _mask_outweighs(q, k, mask):
         return None
-    queries, keys = found[0], found[1]
-    assert queries is not None
-    assert keys is not None
     open_ = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
     keys = keys.unsqueeze(-2)
     left = torch.where(open_, keys, -1)
@@ -124,7 +114,8 @@ def _attention(call: Call) -> Layout | None:
         return None
     if bool(((queries >= 0) & (owner >= 0) & (queries != owner)).any()):
         return None
-    return Layout(rows, 1, _thin(torch.maximum(queries, owner).unsqueeze(-1)))
+    colours = torch.maximum(queries, owner).unsqueeze(-1)
+    return Layout(rows, 1, squeeze_colours(colours, call.n))
 
 
 def _mask_outweighs(q: Tensor, k: Tensor, mask: Tensor) -> bool:

@@ -21,6 +21,14 @@ class Place(NamedTuple):
     dtype: torch.dtype
 
 
+Written = Sequence[tuple[Place, Layout]]
+
+
+def place_of(tensor: Tensor) -> Place:
+    """Which memory a tensor looks at, and how."""
+    return Place(tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+
+
 def whole_of(layout: Layout, view: Tensor, base: Tensor, n: int | None) -> Layout | None:
     """The layout of a tensor from that of a view that covers all of the samples' axis."""
     if n == 1:
@@ -40,32 +48,10 @@ def painted_through(
 
     None where they say different things, or where it is not known which elements a view shows.
     """
-    if n is None or not (before is None or before is CONSTANT or isinstance(before, Layout)):
+    if not (before is None or before is CONSTANT or isinstance(before, Layout)):
         return None
-    start = view.storage_offset() - base.storage_offset()
-    if (
-        view.dtype != base.dtype
-        or start < 0
-        or start + reach(view.shape, view.stride()) > reach(base.shape, base.stride())
-    ):
-        return None
-    if any(
-        size > 1 and stride == 0 for size, stride in zip(base.shape, base.stride(), strict=True)
-    ):
-        return None
-    colours = torch.empty_strided(
-        base.shape, base.stride(), dtype=torch.long, device=base.device
-    ).fill_(-1)
-    if isinstance(before, Layout):
-        colours.copy_(ids_of(before, base.shape, n, base.device).expand(base.shape))
-    seen = colours.as_strided(view.shape, view.stride(), start)
-    new = ids_of(layout, view.shape, n, view.device).expand(view.shape)
-    if bool(((seen >= 0) & (new >= 0) & (seen != new)).any()):
-        return None
-    seen.copy_(torch.maximum(seen, new))
-    found = explicit(squeeze_colours(colours, n), n)
-    coupled = before.coupled if isinstance(before, Layout) else None
-    return found.with_coupling(layout.coupled or coupled)
+    known = [(place_of(base), before)] if isinstance(before, Layout) else []
+    return _shown([*known, (place_of(view), layout)], place_of(base), base, n)
 
 
 def shown_by(layout: Layout, place: Place, tensor: Tensor, n: int | None) -> Layout | None:
@@ -73,18 +59,15 @@ def shown_by(layout: Layout, place: Place, tensor: Tensor, n: int | None) -> Lay
 
     None if it also shows others, or where elements of the place share memory.
     """
-    bytes_before = tensor.data_ptr() - place.pointer
-    start, rest = divmod(bytes_before, tensor.element_size())
-    whole = reach(place.shape, place.stride)
-    if n is None or tensor.dtype != place.dtype or rest or 0 in place.stride:
+    return _shown([(place, layout)], place, tensor, n)
+
+
+def _shown(written: Written, whole: Place, tensor: Tensor, n: int | None) -> Layout | None:
+    colours = None if n is None else _colours(written, whole, tensor, n)
+    if colours is None or n is None:
         return None
-    if start < 0 or start + reach(tensor.shape, tensor.stride()) > whole:
-        return None
-    memory = torch.full((whole,), -1, device=tensor.device)
-    written = memory.as_strided(place.shape, place.stride)
-    written.copy_(ids_of(layout, place.shape, n, tensor.device).expand(place.shape))
-    colours = memory.as_strided(tensor.shape, tensor.stride(), start)
-    return explicit(squeeze_colours(colours, n), n).with_coupling(layout.coupled)
+    coupled = next((layout.coupled for _, layout in reversed(written) if layout.coupled), None)
+    return explicit(squeeze_colours(colours, n), n).with_coupling(coupled)
 
 
 def colours_of(places: Mapping[Place, Layout], tensor: Tensor, n: int) -> Tensor | None:
@@ -92,18 +75,36 @@ def colours_of(places: Mapping[Place, Layout], tensor: Tensor, n: int) -> Tensor
 
     None where writes disagree, or where it is not known which elements they wrote.
     """
-    memory, size = tensor.untyped_storage(), tensor.element_size()
-    colours = torch.full((memory.nbytes() // size,), -1, device=tensor.device)
-    for place, layout in places.items():
-        start, rest = divmod(place.pointer - memory.data_ptr(), size)
-        if rest or place.dtype != tensor.dtype or 0 in place.stride:
+    storage = tensor.untyped_storage()
+    size = torch.Size((storage.nbytes() // tensor.element_size(),))
+    whole = Place(storage.data_ptr(), size, (1,), tensor.dtype)
+    return _colours(list(places.items()), whole, tensor, n)
+
+
+def _colours(written: Written, whole: Place, tensor: Tensor, n: int) -> Tensor | None:
+    """Lay colours out in the memory of a place as they were written; as a tensor shows them."""
+    memory = torch.full((reach(whole.shape, whole.stride),), -1, device=tensor.device)
+
+    def seen(place: Place) -> Tensor | None:
+        start, rest = divmod(place.pointer - whole.pointer, tensor.element_size())
+        inside = 0 <= start <= memory.numel() - reach(place.shape, place.stride)
+        if rest or not inside or place.dtype != tensor.dtype:
             return None
-        seen = colours.as_strided(place.shape, place.stride, start)
-        new = ids_of(layout, place.shape, n, tensor.device).expand(place.shape)
-        if bool(((seen >= 0) & (new >= 0) & (seen != new)).any()):
+        return memory.as_strided(place.shape, place.stride, start)
+
+    for place, layout in written:
+        before, new = seen(place), ids_of(layout, place.shape, n, tensor.device)
+        if before is None or _repeats(place):
             return None
-        seen.copy_(torch.maximum(seen, new))
-    return colours.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+        if bool(((before >= 0) & (new >= 0) & (before != new)).any()):
+            return None
+        before.copy_(torch.maximum(before, new))
+    return seen(place_of(tensor))
+
+
+def _repeats(place: Place) -> bool:
+    """Whether elements share memory."""
+    return any(s > 1 and step == 0 for s, step in zip(place.shape, place.stride, strict=True))
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:

@@ -16,8 +16,9 @@ from torch.overrides import TorchFunctionMode
 
 from ..layouts import collect
 from ..layouts.layout import State
+from ..layouts.views import place_of
 from ..uses.context import Context
-from ..uses.tensor_states import Derived, TensorStates, view
+from ..uses.tensor_states import Derived, TensorStates
 
 
 @functools.lru_cache(maxsize=256)
@@ -90,4 +91,4 @@ def _alias(result: Tensor, tensor: Tensor) -> bool:
         edge = None if other is None else (other, tensor.output_nr)
         if one.name() != "AliasBackward0" or one.next_functions != (edge,):
             return False
-    return (one is None) == (other is None) and view(result) == view(tensor)
+    return (one is None) == (other is None) and place_of(result) == place_of(tensor)

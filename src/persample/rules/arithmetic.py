@@ -11,7 +11,7 @@ from ..forms import Dense
 from ..layouts.layout import Layout, remap
 from ..uses.use import Firing, Use
 from .broadcast import own_of_samples, unbroadcast, unbroadcast_rows
-from .by_sample import Unsuited
+from .by_sample import Unsuited, only_output
 from .table import Forms, rule
 
 
@@ -19,8 +19,8 @@ from .table import Forms, rule
 def arithmetic(use: Use, firing: Firing, n: int) -> Forms:
     """The derivative by one operand is elementwise; then it is summed to the operand's shape."""
     a, b = use.bind(firing, "input", "other")
-    grad, layout = firing.grads[0], use.out_layouts[0]
-    if grad is None or not isinstance(a, (Tensor, int, float)) or a is b:
+    grad, layout = only_output(use, firing)
+    if not isinstance(a, (Tensor, int, float)) or a is b:
         raise Unsuited
     alpha = use.option("alpha", 1)
     alpha = alpha.conjugate() if isinstance(alpha, complex) else alpha
@@ -54,27 +54,24 @@ def join(use: Use, firing: Firing, n: int) -> Forms:
     args, kwargs = use.arguments(firing)
     tensors = args[0] if args else kwargs["tensors"]
     dim = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis", 0))
-    grad, layout = firing.grads[0], use.out_layouts[0]
+    grad, layout = only_output(use, firing)
     stacked = use.operator == "stack"
-    if grad is None or any(t.dim() + stacked != grad.dim() for t in tensors):
+    if any(t.dim() + stacked != grad.dim() for t in tensors):
         raise Unsuited
     dim %= grad.dim()
     if dim in layout.axes and layout.ids is None:
         raise Unsuited
     found: Forms = []
+    sizes = [1 if stacked else tensor.shape[dim] for tensor in tensors]
     for operand in use.operands:
-        at = 0
-        for tensor in tensors:
-            size = 1 if stacked else tensor.shape[dim]
-            if tensor is operand.value:
-                part, mine = grad.narrow(dim, at, size), layout
-                if layout.ids is not None and dim in layout.axes:
-                    mine = Layout(0, 1, layout.ids.narrow(dim, at, size))
-                if stacked:
-                    part, mine = part.squeeze(dim), _without(mine, dim, grad.dim())
-                found.append(unbroadcast(part, mine, operand, n))
-                break
-            at += size
+        k = next(k for k, tensor in enumerate(tensors) if tensor is operand.value)
+        at, size, mine = sum(sizes[:k]), sizes[k], layout
+        part = grad.narrow(dim, at, size)
+        if layout.ids is not None and dim in layout.axes:
+            mine = Layout(0, 1, layout.ids.narrow(dim, at, size))
+        if stacked:
+            part, mine = part.squeeze(dim), _without(mine, dim, grad.dim())
+        found.append(unbroadcast(part, mine, operand, n))
     return found
 
 
@@ -87,8 +84,8 @@ def _without(layout: Layout, dim: int, rank: int) -> Layout:
 def prelu(use: Use, firing: Firing, n: int) -> Forms:
     """Slopes run over axis one, or there is one slope for all."""
     x, weight = use.bind(firing, "input", "weight")
-    grad, layout = firing.grads[0], use.out_layouts[0]
-    if grad is None or len(use.operands) != 1 or use.operands[0].value is not weight:
+    grad, layout = only_output(use, firing)
+    if len(use.operands) != 1 or use.operands[0].value is not weight:
         raise Unsuited
     operand, shape = use.operands[0], weight.shape
     if x.dim() > 1:

@@ -8,10 +8,20 @@ import torch
 from torch import Tensor
 
 from ..layouts.layout import Layout, ids_of
+from ..layouts.reshaping import place_in_groups
+from ..uses.use import Firing, Use
 
 
 class Unsuited(Exception):
     """A rule does not apply to this call; the generic rule does."""
+
+
+def only_output(use: Use, firing: Firing) -> tuple[Tensor, Layout]:
+    """The gradient of the first result, and its layout."""
+    grad = firing.grads[0]
+    if grad is None:
+        raise Unsuited
+    return grad, use.out_layouts[0]
 
 
 def by_sample(x: Tensor, layout: Layout, n: int, keep: int) -> Tensor:
@@ -64,14 +74,10 @@ def row_ids(x: Tensor, layout: Layout, n: int, lead: int) -> Tensor:
 
 def pad_rows(rows: Tensor, ids: Tensor, n: int) -> Tensor:
     """Rows sorted by sample and filled up with zeros: (n, longest, …)."""
-    order = torch.argsort(ids, stable=True)
-    sample = ids[order]
-    owned = int((sample < 0).sum())
-    order, sample = order[owned:], sample[owned:]
-    counts = torch.bincount(sample, minlength=n)
-    longest = int(counts.max()) if n else 0
-    starts = counts.cumsum(0) - counts
-    place = torch.arange(sample.numel(), device=ids.device) - starts[sample]
+    if bool((ids < 0).any()):
+        rows, ids = rows[ids >= 0], ids[ids >= 0]
+    place, sizes = place_in_groups(ids, n)
+    longest = int(sizes.max()) if n else 0
     out = rows.new_zeros((n, max(longest, 1), *rows.shape[1:]))
-    out[sample, place] = rows[order]
+    out[ids, place] = rows
     return out

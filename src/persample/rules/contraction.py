@@ -22,8 +22,6 @@ def contraction(
 ) -> Form:
     """The form of ``weight`` in ``einsum(f"{data},{mine}->{out}", x, weight)``."""
     shape = weight.shape
-    if x.dim() != len(data) or weight.dim() != len(mine):
-        raise Unsuited
     if 1 in shape or 1 in x.shape:
         x, data, weight, mine = _drop_repeated(x, data, weight, mine, out)
     _check(x, data, weight, mine, grad, out)

@@ -10,13 +10,17 @@ from torch import Tensor
 from ..forms import Dense, Geometry, Patches, wide
 from ..layouts.layout import Layout
 from ..uses.use import Firing, Use
-from .by_sample import Unsuited
+from .by_sample import Unsuited, only_output
 from .table import Forms, rule
 
+_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+_TRANSPOSED = (*_ARGUMENTS[:5], "output_padding", "groups", "dilation")
 
-def _each(value: Any, axes: int) -> tuple[int, ...]:
-    if isinstance(value, int):
-        return (value,) * axes
+
+def _each(value: Any, axes: int, default: int) -> tuple[int, ...]:
+    """One number for each axis."""
+    if value is None or isinstance(value, int):
+        return (default if value is None else value,) * axes
     values = tuple(int(v) for v in value)
     return values * axes if len(values) == 1 else values
 
@@ -34,50 +38,35 @@ def _images(x: Tensor, layout: Layout, n: int) -> tuple[Tensor, int]:
     return x, outer * inner
 
 
-@rule("conv1d conv2d conv3d")
+@rule("conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d")
 def convolution(use: Use, firing: Firing, n: int) -> Forms:
-    """Padding given as a string is turned into numbers, the odd element padded first."""
-    x, weight, _, stride, padding, dilation, groups = use.bind(
-        firing, "input", "weight", "bias", "stride", "padding", "dilation", "groups"
-    )
+    """Padding given as a string is turned into numbers, the odd element padded first.
+
+    Transposed, roles of input and output gradient are swapped; torch's own kernel knows how.
+    """
+    transposed = use.operator.startswith("conv_transpose")
+    names = _TRANSPOSED if transposed else _ARGUMENTS
+    given = dict(zip(names, use.bind(firing, *names), strict=True))
+    x, weight, padding = given["input"], given["weight"], given["padding"]
     axes = weight.dim() - 2
-    steps = _each(1 if stride is None else stride, axes)
-    dilations = _each(1 if dilation is None else dilation, axes)
+    dilation = _each(given["dilation"], axes, 1)
     if padding == "same":
-        widths = [d * (k - 1) for d, k in zip(dilations, weight.shape[2:], strict=True)]
-        if any(w % 2 for w in widths):
-            x = F.pad(x, [v for w in reversed(widths) for v in (0, w % 2)])
-        pads = tuple(w // 2 for w in widths)
-    else:
-        pads = _each(0 if padding in ("valid", None) else padding, axes)
-    geometry = Geometry(steps, pads, dilations, False, (0,) * axes, 1 if groups is None else groups)
-    return _forms(use, firing, x, weight, geometry, n)
-
-
-@rule("conv_transpose1d conv_transpose2d conv_transpose3d")
-def transposed(use: Use, firing: Firing, n: int) -> Forms:
-    """Roles of input and output gradient swapped; torch's own kernel knows how."""
-    x, weight, _, stride, padding, extra, groups, dilation = use.bind(
-        firing, "input", "weight", "bias", "stride", "padding", "output_padding", "groups",
-        "dilation",
-    )  # fmt: skip
-    axes = weight.dim() - 2
+        padding = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
+        if any(w % 2 for w in padding):
+            x = F.pad(x, [v for w in reversed(padding) for v in (0, w % 2)])
+        padding = [w // 2 for w in padding]
     geometry = Geometry(
-        _each(1 if stride is None else stride, axes),
-        _each(0 if padding is None else padding, axes),
-        _each(1 if dilation is None else dilation, axes),
-        True,
-        _each(0 if extra is None else extra, axes),
-        1 if groups is None else groups,
-    )
+        _each(given["stride"], axes, 1), _each(None if padding == "valid" else padding, axes, 0),
+        dilation, transposed, _each(given.get("output_padding"), axes, 0), given["groups"] or 1,
+    )  # fmt: skip
     return _forms(use, firing, x, weight, geometry, n)
 
 
 def _forms(
     use: Use, firing: Firing, x: Tensor, weight: Tensor, geometry: Geometry, n: int
 ) -> Forms:
-    grad, layout = firing.grads[0], use.out_layouts[0]
-    if grad is None or grad.is_complex() or any(o.value is x for o in use.operands):
+    grad, layout = only_output(use, firing)
+    if grad.is_complex() or any(o.value is x for o in use.operands):
         raise Unsuited
     if x.dim() != weight.dim():  # an image without a batch
         if n != 1:

@@ -8,7 +8,7 @@ from torch import Tensor
 from ..forms import Dense, Replay, wide
 from ..layouts.layout import remap
 from ..uses.use import Firing, Use
-from .by_sample import Unsuited, by_sample
+from .by_sample import Unsuited, by_sample, only_output
 from .table import Forms, rule
 
 
@@ -16,8 +16,8 @@ from .table import Forms, rule
 def cdist(use: Use, firing: Firing, n: int) -> Forms:
     """Two matrices; batches of matrices broadcast."""
     one, two, power, mode = use.bind(firing, "x1", "x2", "p", "compute_mode")
-    grad, layout = firing.grads[0], use.out_layouts[0]
-    if grad is None or grad.dim() != 2 or len(use.operands) != 1 or grad.dtype != wide(grad.dtype):
+    grad, layout = only_output(use, firing)
+    if grad.dim() != 2 or len(use.operands) != 1 or grad.dtype != wide(grad.dtype):
         raise Unsuited
     operand = use.operands[0]
     if operand.expanded or one.dim() != 2 or two.dim() != 2:

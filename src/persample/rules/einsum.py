@@ -13,7 +13,7 @@ from ..forms import Dense, Form, wide
 from ..layouts.equations import product_equation, spell_terms
 from ..layouts.layout import Layout
 from ..uses.use import Firing, Use
-from .by_sample import Unsuited, by_sample
+from .by_sample import Unsuited, by_sample, only_output
 from .contraction import contraction, move_layout
 from .table import Forms, rule
 
@@ -23,8 +23,8 @@ def einsum(use: Use, firing: Firing, n: int) -> Forms:
     """Two terms are one contraction; of more, those that are no parameter are multiplied first."""
     args, _ = use.arguments(firing)
     equation, terms = args[0], args[1] if isinstance(args[1], (list, tuple)) else args[1:]
-    grad, layout = firing.grads[0], use.out_layouts[0]
-    if grad is None or not isinstance(equation, str) or len(terms) < 2:
+    grad, layout = only_output(use, firing)
+    if not isinstance(equation, str) or len(terms) < 2:
         raise Unsuited
     *letters, out = spell_terms(equation, terms, grad.dim())
     if any(len(set(each)) != len(each) for each in letters):

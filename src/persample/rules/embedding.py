@@ -10,7 +10,7 @@ from ..forms import Dense, Form, Part, Rows
 from ..layouts.layout import Layout, closed
 from ..uses.tensor_states import version
 from ..uses.use import Firing, Lookup, Operand, Use
-from .by_sample import Unsuited, row_ids
+from .by_sample import Unsuited, only_output, row_ids
 from .table import Forms, OfTable, rule
 
 
@@ -20,10 +20,8 @@ def embedding(use: Use, firing: Firing, n: int) -> Forms:
     weight, index, padding, by_frequency = use.bind(
         firing, "weight", "indices", "padding_idx", "scale_grad_by_freq"
     )
-    grad, layout = firing.grads[0], use.out_layouts[0]
-    if grad is None or len(use.operands) != 1:
-        raise Unsuited
-    found = _rows(layout, index, grad, n, weight.shape, padding)
+    grad, layout = only_output(use, firing)
+    found = table_rows(layout, index, grad, n, weight.shape, padding)
     if by_frequency:
         counts = _counts(found.sample, found.index, weight.shape[0], grad.dtype)
         found.values = found.values / counts.unsqueeze(1)
@@ -33,11 +31,9 @@ def embedding(use: Use, firing: Firing, n: int) -> Forms:
 def looked_up(grad: Tensor, layout: Layout, operand: Operand, n: int) -> OfTable:
     """Rows of a table, chosen by constants, used with each sample in places of its own."""
     lookup = operand.lookup
-    if lookup is None or operand.value.shape != grad.shape:
-        raise Unsuited
-    if version(lookup.index) != lookup.version:  # autograd says what was overwritten
-        raise Unsuited
-    return OfTable(_rows(layout, lookup.index, grad, n, lookup.shape, lookup.padding))
+    if lookup is None or version(lookup.index) != lookup.version:
+        raise Unsuited  # autograd says what was overwritten
+    return OfTable(table_rows(layout, lookup.index, grad, n, lookup.shape, lookup.padding))
 
 
 def of_table(form: Dense, lookup: Lookup) -> Form:
@@ -48,12 +44,13 @@ def of_table(form: Dense, lookup: Lookup) -> Form:
             piece = Dense(form.values.reshape(n, index.numel(), width))
             return Part(piece, lookup.shape, (width, 1), int(index[0]) * width)
     values = form.values.reshape(n, index.numel(), width)
-    return _rows(closed(0), index.repeat(n), values, n, lookup.shape, lookup.padding)
+    return table_rows(closed(0), index.repeat(n), values, n, lookup.shape, lookup.padding)
 
 
-def _rows(
-    layout: Layout, index: Tensor, grad: Tensor, n: int, shape: torch.Size, padding: int | None
-) -> Rows:
+def table_rows(
+    layout: Layout, index: Tensor, grad: Tensor, n: int, shape: torch.Size,
+    padding: int | None = None,
+) -> Rows:  # fmt: skip
     """Rows of no sample, and of the padding index, count nothing."""
     index, values = index.reshape(-1), grad.flatten(0, -2) if grad.dim() > 1 else grad[None]
     keep = sample = None
@@ -85,8 +82,8 @@ def embedding_bag(use: Use, firing: Firing, n: int) -> Forms:
         firing, "weight", "indices", "offsets", "scale_grad_by_freq", "mode", "sparse",
         "per_sample_weights", "include_last_offset", "padding_idx",
     )  # fmt: skip
-    grad, layout = firing.grads[0], use.out_layouts[0]
-    if grad is None or mode not in (0, 1) or len(use.operands) != 1:
+    grad, layout = only_output(use, firing)
+    if mode not in (0, 1) or len(use.operands) != 1:
         raise Unsuited
     if use.operands[0].value is not weight or use.tapped.results[0] != 0:
         raise Unsuited

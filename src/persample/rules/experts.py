@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from ..forms import JOINED, Outer, Part, Pieces
+from ..layouts.reshaping import place_in_groups
 from ..uses.use import Firing, Use
-from .by_sample import Unsuited, row_ids
+from .by_sample import Unsuited, only_output, row_ids
 from .table import Forms, rule
 
 
@@ -18,10 +19,8 @@ def grouped_mm(use: Use, firing: Firing, n: int) -> Forms:
     All experts are blocks of one Outer where they have about equally many rows.
     """
     x, weight, offsets = use.bind(firing, "input", "mat2", "offs")
-    if offsets is None:
-        offsets = use.arguments(firing)[1].get("offs")
-    grad, layout = firing.grads[0], use.out_layouts[0]
-    if grad is None or x.dim() != 2 or weight.dim() != 3 or len(use.operands) != 1:
+    grad, layout = only_output(use, firing)
+    if x.dim() != 2 or weight.dim() != 3 or len(use.operands) != 1:
         raise Unsuited
     if use.operands[0].value is not weight or offsets is None:
         raise Unsuited
@@ -51,12 +50,7 @@ class _Routed:
         self.used = ((ids >= 0) & (expert < offsets.numel())).nonzero().flatten()  # not padding
         self.n, self.experts = n, offsets.numel()
         self.sample, self.expert = ids[self.used], expert[self.used]
-        key = self.expert * n + self.sample
-        order = torch.argsort(key, stable=True)
-        counts = torch.bincount(key, minlength=self.experts * n)
-        starts = counts.cumsum(0) - counts
-        self.place = torch.empty_like(order)  # among the rows of the same expert and sample
-        self.place[order] = rows[: order.numel()] - starts[key[order]]
+        self.place, counts = place_in_groups(self.expert * n + self.sample, self.experts * n)
         self.longest: list[int] = counts.view(self.experts, n).amax(1).tolist() if n else []
 
     def side_by_side(self, rows: Tensor, longest: int) -> Tensor:

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..forms import Form, Part, Rows
+from ..forms import Form, Part
 from ..uses.use import Firing, Use
-from .by_sample import Unsuited, row_ids
+from .by_sample import Unsuited, only_output
+from .embedding import table_rows
 from .table import Forms, rule
 
 
@@ -32,9 +33,9 @@ def index_select(use: Use, firing: Firing, n: int) -> Forms:
 
 
 def _chosen_rows(use: Use, firing: Firing, index: list[Any], n: int) -> Form:
-    grad, layout = firing.grads[0], use.out_layouts[0]
+    grad, layout = only_output(use, firing)
     table = use.operands[0].value
-    if grad is None or len(use.operands) != 1 or use.operands[0].position != 0:
+    if len(use.operands) != 1 or use.operands[0].position != 0:
         raise Unsuited
     if use.operands[0].expanded or not 0 < len(index) <= table.dim():
         raise Unsuited
@@ -45,15 +46,8 @@ def _chosen_rows(use: Use, firing: Firing, index: list[Any], n: int) -> Form:
     lead = grad.dim() - len(rest)
     if grad.shape != (*where.shape, *rest) or any(d >= lead for d in layout.axes):
         raise Unsuited
-    values = grad.reshape(where.numel(), rest.numel())
     shape = torch.Size((count, rest.numel()))
-    even = layout.ids is None and layout.axis == 0 and grad.shape[0] == n * layout.inner
-    sample = None
-    if not even or not lead:
-        sample = row_ids(grad, layout, n, lead)
-        values = values.masked_fill((sample < 0).unsqueeze(1), 0)  # unowned rows
-        sample = sample.clamp(min=0)
-    rows = Rows(sample, where.reshape(-1), values, n, shape)
+    rows = table_rows(layout, where, grad.reshape(*where.shape, shape[1]), n, shape)
     return rows if shape == table.shape else Part(rows, table.shape, (shape[1], 1), 0)
 
 

@@ -10,7 +10,7 @@ from ..layouts.equations import product_equation, spell_terms
 from ..layouts.layout import Layout
 from ..uses.use import Firing, Operand, Use
 from .broadcast import unbroadcast_rows
-from .by_sample import Unsuited, factor
+from .by_sample import Unsuited, factor, only_output
 from .contraction import contraction
 from .table import Forms, rule
 
@@ -39,7 +39,7 @@ def _shift(left: Tensor) -> Dense:
 @rule("linear")
 def linear(use: Use, firing: Firing, n: int) -> Forms:
     """X (…, i), weight (o, i), bias (o)."""
-    grad, layout, kind = firing.grads[0], use.tapped.layouts[0], use.kind
+    (grad, layout), kind = only_output(use, firing), use.kind
     if kind.data == [0] and kind.template.simple:  # the usual call: by position
         x, bias = firing.saved[0], 2
     else:
@@ -47,8 +47,6 @@ def linear(use: Use, firing: Firing, n: int) -> Forms:
         if weight.dim() != 2 or any(operand.value is x for operand in use.operands):
             raise Unsuited
         bias = next((o.position for o in use.operands if o.value is shift), -1)
-    if grad is None:
-        raise Unsuited
     left = factor(grad, layout, n)
     found: Forms = []
     for operand in use.operands:
@@ -66,8 +64,8 @@ def linear(use: Use, firing: Firing, n: int) -> Forms:
 def bilinear(use: Use, firing: Firing, n: int) -> Forms:
     """X (…, i), y (…, j), weight (o, i, j), bias (o): products of x and y, times the gradient."""
     x, y, weight, bias = use.bind(firing, "input1", "input2", "weight", "bias")
-    grad, layout = firing.grads[0], use.out_layouts[0]
-    if grad is None or grad.is_complex():
+    grad, layout = only_output(use, firing)
+    if grad.is_complex():
         raise Unsuited
     left = factor(grad, layout, n)
     found: Forms = []
@@ -92,18 +90,18 @@ def matmul(use: Use, firing: Firing, n: int) -> Forms:
         raise Unsuited
     if use.operator == "rmatmul":
         a, b = b, a
-    grad = firing.grads[0]
-    if grad is None or len(use.operands) != 1 or a is b:
+    grad, layout = only_output(use, firing)
+    if len(use.operands) != 1 or a is b:
         raise Unsuited
-    return [_product(a, b, use.operands[0], grad, use.out_layouts[0], n)]
+    return [_product(a, b, use.operands[0], grad, layout, n)]
 
 
 @rule("addmm baddbmm addmv")
 def addmm(use: Use, firing: Firing, n: int) -> Forms:
     """Beta · base + alpha · a @ b."""
     base, a, b = use.bind(firing, "input", "mat1", "mat2")
-    grad, layout = firing.grads[0], use.out_layouts[0]
-    if grad is None or a is None or b is None:
+    grad, layout = only_output(use, firing)
+    if a is None or b is None:
         raise Unsuited
     alpha, beta = use.option("alpha", 1), use.option("beta", 1)
     found: Forms = []

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..forms import Dense, wide
 from ..layouts.layout import remap
 from ..uses.use import Firing, Use
-from .by_sample import Unsuited, by_sample
+from .by_sample import Unsuited, by_sample, only_output
 from .table import Forms, rule
 
 _FEW = 8  # positions that are faster added up than multiplied by a row
@@ -39,7 +39,7 @@ def _trailing(
     use: Use, firing: Firing, n: int, weight: Tensor | None, x: Tensor, *rest: Tensor
 ) -> Forms:
     """Scale and shift over the last axes: ``rest`` is the scale of each row, after its mean."""
-    grad, layout = _only(firing), use.out_layouts[0]
+    grad, layout = only_output(use, firing)
     if grad.is_complex():
         raise Unsuited
     dtype, (*mean, rstd) = wide(torch.promote_types(grad.dtype, x.dtype)), rest
@@ -110,7 +110,7 @@ def instance_norm(use: Use, firing: Firing, n: int) -> Forms:
     )  # fmt: skip
     if own:
         return _group_scale_and_shift(use, firing, n, weight, x, x.shape[1], eps)
-    return _channels(use, weight, _normalize_by_running(x, mean, var, eps), _only(firing), n)
+    return _channels(use, firing, weight, _normalize_by_running(x, mean, var, eps), n)
 
 
 @rule("batch_norm")
@@ -124,17 +124,17 @@ def batch_norm(use: Use, firing: Firing, n: int) -> Forms:
         normalised = F.batch_norm(x, None, None, training=True, eps=eps)
     else:
         normalised = _normalize_by_running(x, mean, var, eps)
-    return _channels(use, weight, normalised, _only(firing), n)
+    return _channels(use, firing, weight, normalised, n)
 
 
 def _group_scale_and_shift(
     use: Use, firing: Firing, n: int, weight: Tensor | None, x: Tensor, groups: int, eps: float
 ) -> Forms:
     """Every image's own scale and shift by torch's kernel, as if all were channels of one image."""
-    grad, layout = _only(firing), use.out_layouts[0]
+    grad, layout = only_output(use, firing)
     if any(layout.axes) or grad.dim() < 2 or not grad.numel():
         data = x.contiguous().to(wide(x.dtype))
-        return _channels(use, weight, F.group_norm(data, groups, eps=eps), grad, n)
+        return _channels(use, firing, weight, F.group_norm(data, groups, eps=eps), n)
     images, channels = grad.shape[:2]
     dtype = wide(torch.promote_types(grad.dtype, x.dtype))
     found = _statistics("NativeGroupNormBackward0", x)
@@ -162,9 +162,9 @@ def _normalize_by_running(x: Tensor, mean: Tensor, var: Tensor, eps: float) -> T
     return (x - mean.view(view)) * (var + eps).rsqrt().view(view)
 
 
-def _channels(use: Use, weight: Tensor | None, normalised: Tensor, grad: Tensor, n: int) -> Forms:
+def _channels(use: Use, firing: Firing, weight: Tensor | None, normalised: Tensor, n: int) -> Forms:
     """Channels on axis 1; spatial axes are summed at once unless they hold samples."""
-    layout = use.out_layouts[0]
+    grad, layout = only_output(use, firing)
     rank = grad.dim()
     if 1 in layout.axes or rank < 2:
         raise Unsuited
@@ -181,10 +181,3 @@ def _channels(use: Use, weight: Tensor | None, normalised: Tensor, grad: Tensor,
         rows = by_sample(product, moved, n, 1)
         found.append(Dense(rows.sum(1, dtype=wide(grad.dtype))))
     return found
-
-
-def _only(firing: Firing) -> Tensor:
-    grad = firing.grads[0]
-    if grad is None:
-        raise Unsuited
-    return grad

@@ -38,7 +38,8 @@ def cross(mine: Question, other: Question, names: Sequence[str]) -> Tensor:
             fix="record the same parameters of the same model in both",
         )
     for name in common:
-        if not _alike(mine.selected[name], other.selected[name]):
+        one, two = mine.selected[name], other.selected[name]
+        if (one.shape, one.dtype, one.device) != (two.shape, two.dtype, two.device):
             raise UsageError(
                 f"the other tape's {name!r} has another shape, dtype or device",
                 why="the tapes are of different models",
@@ -96,11 +97,3 @@ def project(
 
     question.each(names, visit, linear=True)
     return total.value
-
-
-def _alike(mine: Tensor, other: Tensor | None) -> bool:
-    return other is not None and (mine.shape, mine.dtype, mine.device) == (
-        other.shape,
-        other.dtype,
-        other.device,
-    )

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UsageError
-from ..forms import Form, real
+from ..forms import Form, real, wide
 from ..forms.sums import NoiseScale, variance_from_moments
 from .question import Question
 from .source import Grads
@@ -18,7 +18,7 @@ def second_moment(question: Question, names: Sequence[str]) -> Grads:
     """meanᵢ gᵢ², element by element."""
     found, n = question.source.found_moments(), max(question.n, 1)
     squares = found and found[1]
-    each = _of_each(question, names, squares, lambda form: form.sum_of_squares())
+    each = _of_each(question, names, squares, lambda form: form.moments(wide(form.dtype))[1])
     return {name: value / n for name, value in each.items()}
 
 
@@ -35,13 +35,8 @@ def _of_each(
 def _mean(question: Question, names: Sequence[str]) -> Grads:
     n, found = max(question.n, 1), question.source.found_moments()
     if found is not None:
-        sums, selected = found[0], question.selected
-        return {
-            name: sums[name] / n
-            if name in sums
-            else torch.zeros_like(selected[name], requires_grad=False)
-            for name in names
-        }
+        means = {name: total / n for name, total in found[0].items()}
+        return question.cast(names, means, wide=True)
     ones = torch.ones(question.n, dtype=torch.float64, device=question.device)
     return question.weighted_sum(names, ones / n, wide=True)
 

@@ -210,9 +210,8 @@ class Positions:
         if isinstance(form, OfTable):
             table = table_behind(operand, self._context.parameters.selected)
             return replace(entry, operand=table, form=form.rows)
-        if operand.lookup is not None:  # the rule before may have answered for the table
-            return replace(entry, operand=operand, form=form)
-        return replace(entry, form=form)
+        # the rule before may have answered for the table
+        return replace(entry, operand=operand, form=form)
 
     def _common_split(
         self, entries: Sequence[Contribution], n: int

@@ -13,7 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..errors import LOOP, Reason, here
 from ..layouts.layout import Additive, Layout, Mixed, State
-from ..layouts.views import Place, painted_through, whole_of
+from ..layouts.views import Place, painted_through, place_of, whole_of
 from .results import Known, Results
 from .use import Lookup
 
@@ -201,7 +201,7 @@ class TensorStates:
             mark.epoch = family.epoch
         if self.memories is not None and isinstance(state, _SAMPLES) and has_memory(tensor):
             storage = StorageWeakRef(tensor.untyped_storage())
-            self.memories.append(Memory(storage, view(tensor), state, self.batches))
+            self.memories.append(Memory(storage, place_of(tensor), state, self.batches))
             if self.made is not None:
                 self.made.append(tensor)
 
@@ -315,12 +315,12 @@ class TensorStates:
         """The state of a live tensor that is the same memory seen the same way."""
         if not has_memory(tensor):
             return None
-        wanted = view(tensor)
+        wanted = place_of(tensor)
         for mark in list(self.table.values()):
             other = mark()
             if other is None or not isinstance(mark.state, _SAMPLES) or not has_memory(other):
                 continue
-            if view(other) == wanted:
+            if place_of(other) == wanted:
                 self.put(tensor, mark.state)
                 self.table[id(tensor)].batches = mark.batches
                 return mark.state
@@ -369,11 +369,6 @@ def innermost(tensor: Tensor) -> Tensor:
     while transformed(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor
-
-
-def view(tensor: Tensor) -> Place:
-    """Which memory a tensor looks at, and how."""
-    return Place(tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
 
 
 def gained_history(mark: Mark, tensor: Tensor) -> bool:

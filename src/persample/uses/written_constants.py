@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..layouts.layout import Additive, Layout, Mixed, State, ids_of
-from ..layouts.views import Place, colours_of, shown_by
+from ..layouts.views import Place, colours_of, place_of, shown_by
 from .parameters import Parameters
-from .tensor_states import Mark, TensorStates, has_memory, unseen, view
+from .tensor_states import Mark, TensorStates, has_memory, unseen
 
 _SAMPLES = (Layout, Additive, Mixed)
 
@@ -51,7 +51,7 @@ class WrittenConstants:
                     where = slot.tensor.untyped_storage()._cdata
                     self._homes.setdefault(where, []).append(slot.tensor)
         _, places = self.written.setdefault(storage._cdata, (StorageWeakRef(storage), {}))
-        places[view(tensor)] = state
+        places[place_of(tensor)] = state
         for parameter in self._homes.get(storage._cdata, ()):
             self._marks.put(parameter, unseen("data of the samples were written to it"))
 
@@ -62,7 +62,7 @@ class WrittenConstants:
         storage, places = self.written.get(tensor.untyped_storage()._cdata, (None, {}))
         if storage is None or storage.expired():
             return None
-        state, whole = places.get(view(tensor)), None
+        state, whole = places.get(place_of(tensor)), None
         if state is None:
             state, whole = self._part(tensor, places)
         if state is None:
@@ -85,7 +85,10 @@ class WrittenConstants:
         if not isinstance(mark.state, Layout):
             return None, None
         n = self._marks.n or 0
-        part, written = shown_by(mark.state, view(base), tensor, n), colours_of(layouts, tensor, n)
+        part, written = (
+            shown_by(mark.state, place_of(base), tensor, n),
+            colours_of(layouts, tensor, n),
+        )
         if part is None or written is None:
             return None, None
         known = ids_of(part, tensor.shape, n, tensor.device)

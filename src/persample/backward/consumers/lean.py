@@ -190,7 +190,7 @@ class Lean(Consumer):
             self.norms[name] = settled(form)
             return form
         # a sum, should one follow, rounds in another order than the rows
-        self.norms[name] = [found.norms()._replace(slip=form.slip, rows=True).kept()]
+        self.norms[name] = [found.norms()._replace(sq_error=form.sq_error, rows=True).kept()]
         return found
 
     def knows(self, direction: Mapping[str, Tensor], names: Collection[str]) -> bool:

@@ -7,29 +7,28 @@ is made for a piece.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from ..cost import Plan, all_of
-from ..form import Form, add_all, double, real, wide
-from ..mapped import Placed
+from ..form import Form, Moments, add_all, real
 from ..rounding import Norms
+from ..sketch import Sketch
 from ..strided_part import Part
+from ..total import Total
 
 _COMPARED = 64  # interleaved pieces up to which every pair is looked at
 
 
-class Pieces(Placed):
+class Pieces(Total):
     """gᵢ is put together from forms of places that share no element, and zero elsewhere."""
 
     __slots__ = ("parts",)
 
     def __init__(self, parts: Sequence[Part]) -> None:
-        first = parts[0]
-        dtype = max((p.dtype for p in parts), key=lambda d: d.itemsize)
-        super().__init__(parts, first.n, first.shape, dtype, first.device)
+        super().__init__(parts)
         self.parts = list(parts)
 
     def plan(self) -> Plan:
@@ -39,14 +38,6 @@ class Pieces(Placed):
     def row_bytes(self) -> int:
         """A row, and the piece that is being written to it."""
         return super().row_bytes() + max(p.form.row_bytes() for p in self.parts)
-
-    def without(self, bad: Tensor) -> Pieces:
-        """Zero gradients for some samples."""
-        return Pieces([p.of(p.form.without(bad)) for p in self.parts])
-
-    def narrowed(self, first: int, last: int) -> Pieces:
-        """Some samples of all pieces."""
-        return Pieces([p.of(p.form.narrowed(first, last)) for p in self.parts])
 
     # ------------------------------------------------------------------ rows
 
@@ -65,60 +56,41 @@ class Pieces(Placed):
         return Norms(
             add_all([found.value for found in each]),
             add_all(doubts) if doubts else None,
-            self.slip,
+            self.sq_error,
             max(found.units for found in each) + len(each),
             rows=any(found.rows for found in each),
             exact=lambda which: add_all([found.again(which) for found in each]),
         )
 
-    def slip(self) -> Tensor | None:
+    def sq_error(self) -> Tensor | None:
         """That of all pieces."""
-        slips = [slip for slip in (p.slip() for p in self.parts) if slip is not None]
-        return add_all(slips) if slips else None
+        found = [error for part in self.parts if (error := part.sq_error()) is not None]
+        return add_all(found) if found else None
 
     # ------------------------------------------------------------------ sums and products
 
-    def weighted_sum(self, c: Tensor) -> Tensor:
-        """Every piece's sum in its place."""
-        return self._place(lambda form: form.weighted_sum(c), wide(self.dtype))
-
-    def certain_sum(self, c: Tensor) -> Tensor:
-        """Every piece's sum in its place."""
-        return self._place(lambda form: form.certain_sum(c), wide(self.dtype))
-
-    def sum_of_squares(self) -> Tensor:
-        """Every piece's in its place."""
-        return self._place(lambda form: form.sum_of_squares(), real(self.dtype))
-
-    def moments(self) -> tuple[Tensor, Tensor]:
+    def moments(self, dtype: torch.dtype | None = None) -> Moments:
         """Every piece's in their places."""
-        first = torch.zeros(self.shape, dtype=double(self.dtype), device=self.device)
-        second = torch.zeros(self.shape, dtype=torch.float64, device=self.device)
+        first, second = self.no_moments(dtype)
         for part in self.parts:
-            one, two = part.form.moments()
+            one, two = part.form.moments(dtype)
             part.region(first).copy_(one)
             part.region(second).copy_(two)
         return first, second
 
-    def _place(self, ask: Callable[[Form], Tensor], dtype: torch.dtype) -> Tensor:
-        out = torch.zeros(self.shape, dtype=dtype, device=self.device)
-        for part in self.parts:
-            part.region(out).copy_(ask(part.form))
-        return out
-
-    def dot(self, direction: Tensor) -> Tensor:
-        """Those of the pieces, added."""
-        return add_all([p.dot(direction) for p in self.parts])
+    def project(self, sketch: Sketch) -> Tensor:
+        """From rows of all pieces."""
+        return Form.project(self, sketch)
 
     def dots(self, other: Form) -> Tensor:
         """Piece by piece where both have the same pieces; others add nothing."""
         if not isinstance(other, Pieces):
-            return super().dots(other)
+            return Form.dots(self, other)
         theirs = {p.map(): p for p in other.parts}
         pairs = [(p, theirs.pop(p.map(), None)) for p in self.parts]
         alone = [p for p, q in pairs if q is None]
         if alone and theirs and not disjoint([*alone, *theirs.values()]):
-            return super().dots(other)
+            return Form.dots(self, other)
         out = torch.zeros(self.n, other.n, dtype=real(self.dtype), device=self.device)
         for mine, same in pairs:
             if same is not None:

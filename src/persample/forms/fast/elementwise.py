@@ -12,12 +12,12 @@ from torch import Tensor
 
 from ..cost import Plan, spans
 from ..dense import Dense
-from ..form import Form, real, wide
+from ..form import Form, Moments, real, wide
 from ..mapped import Mapped
 from ..outer import Outer
 from ..patches import Patches
 from ..position_products import widen
-from ..rounding import Norms, add_slips, units
+from ..rounding import Norms, add_errors, units
 from ..sketch import Sketch
 from ..table_rows import Rows
 
@@ -40,13 +40,13 @@ class Scaled(Mapped):
         """The same constants for another form."""
         return Scaled(form, self.factor, self.key, self.dtype)
 
+    def converted(self, dtype: torch.dtype) -> Scaled:
+        """From converted factors of the inner form."""
+        return self.of(self.form.converted(dtype))
+
     def map(self) -> Hashable:
         """The constants."""
         return Scaled, self.key, self.shape, self.dtype
-
-    def owns(self, rows: Tensor) -> bool:
-        """Products have their own memory."""
-        return False
 
     @property
     def uniform(self) -> bool:
@@ -102,7 +102,7 @@ class Scaled(Mapped):
         one = self._one_position()
         if one is None:  # rows are rounded as sums are
             found = self.norms_of_rows(4 * _TILE)
-            return found._replace(exact=self._exactly) if self.certain else found
+            return found._replace(exact=self.exact_sq_norms) if self.certain else found
         value, lost = self._by_squares(one)
         return Norms(value, lost, units=units(one.left.shape[3]) + units(one.right.shape[3]) + 16)
 
@@ -114,9 +114,9 @@ class Scaled(Mapped):
         def times(squares: Tensor) -> Tensor:
             return (squares.sqrt() * factor).square_()
 
-        def slip() -> Tensor | None:
-            inner, vanished = found.slip(), times(torch.full_like(found.value, tiny))
-            return add_slips([None if inner is None else times(inner), vanished])
+        def sq_error() -> Tensor | None:
+            inner, vanished = found.sq_error(), times(torch.full_like(found.value, tiny))
+            return add_errors([None if inner is None else times(inner), vanished])
 
         def exactly(which: Tensor) -> Tensor:
             return found.again(which) * factor.double().square()
@@ -124,22 +124,14 @@ class Scaled(Mapped):
         doubt = None if found.doubt is None else times(found.doubt)
         exact = None if found.exact is None else exactly
         value, units = times(found.value), found.units + 8
-        return found._replace(value=value, doubt=doubt, slip=slip, units=units, exact=exact)
+        return found._replace(value=value, doubt=doubt, sq_error=sq_error, units=units, exact=exact)
 
-    def _exactly(self, which: Tensor) -> Tensor:
-        """‖gᵢ‖² of a few samples from factors in double precision."""
-        factor, found = self.factor.double(), []
-        for i in which.tolist():
-            rows = _to_double(self.form.narrowed(i, i + 1)).wide_dense()
-            found.append((rows.double() * factor).square_().sum().view(1))
-        return torch.cat(found)
-
-    def slip(self) -> Tensor | None:
+    def sq_error(self) -> Tensor | None:
         """That of the inner form, times the largest number of M."""
-        slip = self.form.slip()
-        if slip is None or not self.factor.numel():
-            return slip
-        return (slip.sqrt() * self.factor.abs().amax()).square_()
+        sq_error = self.form.sq_error()
+        if sq_error is None or not self.factor.numel():
+            return sq_error
+        return (sq_error.sqrt() * self.factor.abs().amax()).square_()
 
     def _by_squares(self, one: Outer) -> tuple[Tensor, Tensor]:
         """‖M ∘ (l ⊗ r)‖² = l² · M² r², and what vanished squares may hide."""
@@ -161,15 +153,11 @@ class Scaled(Mapped):
 
     # ------------------------------------------------------------------ sums and products
 
-    def weighted_sum(self, c: Tensor) -> Tensor:
-        """M times the inner sum."""
-        return self.form.weighted_sum(c) * self.factor
-
-    def certain_sum(self, c: Tensor) -> Tensor:
+    def weighted_sum(self, c: Tensor, *, certain: bool = False) -> Tensor:
         """M times the inner sum, or the sum of the rows that norms were computed from."""
-        if not self.certain:
-            return Form.weighted_sum(self, c)
-        return self.form.certain_sum(c) * self.factor
+        if certain and not self.certain:
+            return super().weighted_sum(c)
+        return self.form.weighted_sum(c, certain=certain) * self.factor
 
     def dot(self, direction: Tensor) -> Tensor:
         """⟨M ∘ hᵢ, V⟩ = ⟨hᵢ, M ∘ V⟩."""
@@ -189,14 +177,11 @@ class Scaled(Mapped):
             return super().project(sketch)
         return self.form.project(sketch) * self.factor
 
-    def moments(self) -> tuple[Tensor, Tensor]:
+    def moments(self, dtype: torch.dtype | None = None) -> Moments:
         """M and M² times the inner ones."""
-        (first, second), factor = self.form.moments(), self.factor.double()
+        first, second = self.form.moments(dtype)
+        factor = self.factor.to(second.dtype)
         return first * factor, second * factor.square()
-
-    def sum_of_squares(self) -> Tensor:
-        """M² times the inner one."""
-        return self.form.sum_of_squares() * self.factor.square()
 
 
 def scale_form(form: Form, factor: Tensor, key: Hashable, dtype: torch.dtype) -> Form:
@@ -206,13 +191,3 @@ def scale_form(form: Form, factor: Tensor, key: Hashable, dtype: torch.dtype) ->
         values = form.values * factor.index_select(0, index)
         return Rows(sample, index, values, form.n, form.shape)
     return Scaled(form, factor, key, dtype)
-
-
-def _to_double(form: Form) -> Form:
-    """The same form in double precision, where it is made of factors."""
-    if isinstance(form, Outer):
-        return Outer(form.left.double(), form.right.double(), form.shape)
-    if isinstance(form, Patches):
-        x, grad = form.x.double(), form.grad.double()
-        return Patches(x, grad, form.weight, form.geometry, form.images)
-    return form

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from ..cost import Plan, spans
 from ..dense import Dense
-from ..form import Form, add_all, wide
+from ..form import Form, Moments, add_all, wide
 from ..mapped import Mapped
 from ..masked import Masked
-from ..rounding import Norms, add_slips, units
+from ..rounding import Norms, add_errors, units
 from ..sketch import Sketch
 from ..table_rows import Rows
 
@@ -49,10 +49,6 @@ class Picked(Mapped):
     def without(self, bad: Tensor) -> Picked:
         """Zero gradients for some samples."""
         return self.of(self.form.without(bad) if self.distinct else Masked(self.form, bad))
-
-    def owns(self, rows: Tensor) -> bool:
-        """Dense rows have their own memory."""
-        return False
 
     def row_bytes(self) -> int:
         """A row of the table and the picked rows that are added to it."""
@@ -120,37 +116,35 @@ class Picked(Mapped):
         """Those of the picked rows where each is picked once, else of the table's."""
         if self.distinct:
             return self.form.norms()
-        value, slip = self._each(lambda rows: torch.stack(rows.segment_norms(), 1)).unbind(1)
+        value, error = self._each(lambda rows: torch.stack(rows.segment_norms(), 1)).unbind(1)
         return Norms(
-            value, None, lambda: add_slips([slip, self._more()]), units(self.shape[1]), rows=True
+            value,
+            None,
+            lambda: add_errors([error, self._more()]),
+            units(self.shape[1]),
+            rows=True,
         )
 
     def _more(self) -> Tensor | None:
         """What rounding of picked rows may come to where several are added up."""
         most = torch.bincount(self.index).max() if self.index.numel() else 0
-        slip = self.form.slip()
-        return None if slip is None else slip * most
+        sq_error = self.form.sq_error()
+        return None if sq_error is None else sq_error * most
 
-    def slip(self) -> Tensor | None:
+    def sq_error(self) -> Tensor | None:
         """That of the picked rows, or of their segment sums."""
-        return self.form.slip() if self.distinct else self.norms().slip()
+        return self.form.sq_error() if self.distinct else self.norms().sq_error()
 
     # ------------------------------------------------------------------ sums and products
 
-    def weighted_sum(self, c: Tensor) -> Tensor:
-        """The picked rows' own sum, added to the table."""
-        return self._add_to_table(self.form.weighted_sum(c))
-
-    def certain_sum(self, c: Tensor) -> Tensor:
-        """From what the norms were computed from."""
-        if self.distinct:
-            return self._add_to_table(self.form.certain_sum(c))
-        out = torch.zeros(self.shape, dtype=wide(self.dtype), device=self.device)
-        for first, last, rows in self._tables():
-            rows.add_sum(out, c[first:last])
-        return out
-
-    def _add_to_table(self, picked: Tensor) -> Tensor:
+    def weighted_sum(self, c: Tensor, *, certain: bool = False) -> Tensor:
+        """The picked rows' own sum, added to the table; or rows, if norms come from them."""
+        if certain and not self.distinct:
+            out = torch.zeros(self.shape, dtype=wide(self.dtype), device=self.device)
+            for first, last, rows in self._tables():
+                rows.add_sum(out, c[first:last])
+            return out
+        picked = self.form.weighted_sum(c, certain=certain)
         values = picked.reshape(self.index.numel(), self.shape[1])
         if self.padding >= 0:
             values = values.masked_fill((self.index == self.padding).unsqueeze(1), 0)
@@ -174,12 +168,7 @@ class Picked(Mapped):
             return mine.dots(mine if other is self else other.table())
         return mine.dots(other)
 
-    def moments(self) -> tuple[Tensor, Tensor]:
+    def moments(self, dtype: torch.dtype | None = None) -> Moments:
         """Those of the picked rows, added."""
-        each = [rows.moments() for _, _, rows in self._tables()] or [self.table().moments()]
+        each = [rows.moments(dtype) for _, _, rows in self._tables()] or [self.no_moments(dtype)]
         return add_all([one for one, _ in each]), add_all([two for _, two in each])
-
-    def sum_of_squares(self) -> Tensor:
-        """Those of the picked rows, added."""
-        each = [rows.sum_of_squares() for _, _, rows in self._tables()]
-        return add_all(each or [self.table().sum_of_squares()])

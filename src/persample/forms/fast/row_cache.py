@@ -28,9 +28,9 @@ class Kept(Dense):
 
     __slots__ = ()
 
-    def certain_sum(self, c: Tensor) -> Tensor:
-        """The last use of the rows."""
-        total = self.weighted_sum(c)
+    def weighted_sum(self, c: Tensor, *, certain: bool = False) -> Tensor:
+        """The only use of the rows besides norms."""
+        total = super().weighted_sum(c)
         self.values = self.values.new_empty(0, *self.shape)
         return total
 
@@ -44,7 +44,7 @@ def work_saved(form: Form) -> int:
         return 0
     if isinstance(form, (Joint, Pullback, Replay)):
         return form.plan().cost
-    if isinstance(form, Total) and form.tied() is None:  # norms are those of rows
+    if type(form) is Total and form.tied() is None:  # norms are those of rows
         return form.work()
     factors = form.form if isinstance(form, Scaled) else form
     if not isinstance(factors, Outer) or form.dtype.is_complex or factors.t == 1:

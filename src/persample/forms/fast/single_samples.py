@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -10,14 +10,14 @@ from torch import Tensor
 from ..cost import Plan, all_of
 from ..dense import Dense
 from ..form import Form, real, wide
-from ..mapped import Placed
+from ..mapped import Composite
 from ..outer import Outer
 from ..patches import Patches
 from ..rounding import Norms
 from ..sketch import Sketch
 
 
-class SingleSamples(Placed):
+class SingleSamples(Composite):
     """gᵢ is the only gradient of the form ``parts[i]``, or zero where there is none."""
 
     __slots__ = ("parts",)
@@ -44,6 +44,19 @@ class SingleSamples(Placed):
 
     # ------------------------------------------------------------------ rows
 
+    def dense(self, first: int = 0, last: int | None = None) -> Tensor:
+        """Every form's rows added to zeros."""
+        return self._add_rows(self.dtype, first, last)
+
+    def wide_dense(self, first: int = 0, last: int | None = None) -> Tensor:
+        """The same in float32 at least."""
+        return self._add_rows(wide(self.dtype), first, last)
+
+    def _add_rows(self, dtype: torch.dtype, first: int, last: int | None) -> Tensor:
+        count = (self.n if last is None else last) - first
+        out = torch.zeros(count, *self.shape, dtype=dtype, device=self.device)
+        return self.add_to(out, first, last)
+
     def add_to(self, out: Tensor, first: int = 0, last: int | None = None) -> Tensor:
         """Each part to its own row."""
         for i, part in self.parts.items():
@@ -53,69 +66,51 @@ class SingleSamples(Placed):
 
     # ------------------------------------------------------------------ one number for each
 
-    def _each(self, ask: Callable[[Form], Tensor], *shape: int) -> Tensor:
-        """An answer for every sample; zero where it has no gradient."""
+    def _each(self, answers: Mapping[int, Tensor | None], *shape: int) -> Tensor:
+        """Answers of single samples in their places; zero where there is none."""
         out = torch.zeros(self.n, *shape, dtype=real(self.dtype), device=self.device)
-        if self.parts:
-            where = torch.tensor(list(self.parts), device=self.device)
-            out[where] = torch.cat([ask(part) for part in self.parts.values()]).to(out.dtype)
+        known = {i: answer for i, answer in answers.items() if answer is not None}
+        if known:
+            where = torch.tensor(list(known), device=self.device)
+            out[where] = torch.cat(list(known.values())).to(out.dtype)
         return out
 
     def norms(self) -> Norms:
         """Each part's, looked at once."""
         each = {i: part.norms() for i, part in self.parts.items()}
-        value, doubt = self._place({i: [e.value, e.doubt] for i, e in each.items()}, 2)
+        value = {i: found.value for i, found in each.items()}
+        doubt = {i: found.doubt for i, found in each.items()}
 
         def exactly(which: Tensor) -> Tensor:
             only, none = which.new_zeros(1), torch.zeros(1, dtype=torch.float64, device=self.device)
             found = [each.get(i) for i in which.tolist()]
             return torch.cat([none if norms is None else norms.again(only) for norms in found])
 
-        def slip() -> Tensor:
-            return self._place({i: [e.slip()] for i, e in each.items()}, 1)[0]
+        return Norms(
+            self._each(value), self._each(doubt),
+            lambda: self._each({i: e.sq_error() for i, e in each.items()}),
+            rows=any(found.rows for found in each.values()), exact=exactly,
+        )  # fmt: skip
 
-        rows = any(found.rows for found in each.values())
-        return Norms(value, doubt, slip, rows=rows, exact=exactly)
-
-    def slip(self) -> Tensor | None:
+    def sq_error(self) -> Tensor | None:
         """Each part's."""
-        return self._place({i: [part.slip()] for i, part in self.parts.items()}, 1)[0]
-
-    def _place(self, each: Mapping[int, list[Tensor | None]], count: int) -> Tensor:
-        """Numbers of single samples, or none, in their places: (count, n)."""
-        out = torch.zeros(count, self.n, dtype=real(self.dtype), device=self.device)
-        for i, numbers in each.items():
-            for k, number in enumerate(numbers):
-                if number is not None:
-                    out[k, i] = number[0]
-        return out
+        return self._each({i: part.sq_error() for i, part in self.parts.items()})
 
     def dot(self, direction: Tensor) -> Tensor:
         """Each part's."""
-        return self._each(lambda part: part.dot(direction))
+        return self._each({i: part.dot(direction) for i, part in self.parts.items()})
 
     def project(self, sketch: Sketch) -> Tensor:
         """Each part's."""
-        return self._each(lambda part: part.project(sketch), sketch.dim)
+        return self._each({i: p.project(sketch) for i, p in self.parts.items()}, sketch.dim)
 
     # ------------------------------------------------------------------ sums
 
-    def weighted_sum(self, c: Tensor) -> Tensor:
+    def weighted_sum(self, c: Tensor, *, certain: bool = False) -> Tensor:
         """The parts' sums, added."""
-        return self._summed(lambda i, part: part.weighted_sum(c[i : i + 1]), wide(self.dtype))
-
-    def certain_sum(self, c: Tensor) -> Tensor:
-        """The parts' sums, added."""
-        return self._summed(lambda i, part: part.certain_sum(c[i : i + 1]), wide(self.dtype))
-
-    def sum_of_squares(self) -> Tensor:
-        """The parts' sums, added."""
-        return self._summed(lambda _, part: part.sum_of_squares(), real(self.dtype))
-
-    def _summed(self, ask: Callable[[int, Form], Tensor], dtype: torch.dtype) -> Tensor:
-        total = torch.zeros(self.shape, dtype=dtype, device=self.device)
+        total = torch.zeros(self.shape, dtype=wide(self.dtype), device=self.device)
         for i, part in self.parts.items():
-            total += ask(i, part)
+            total += part.weighted_sum(c[i : i + 1], certain=certain)
         return total
 
 

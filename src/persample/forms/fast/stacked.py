@@ -6,7 +6,7 @@ size. A question to each on its own costs more in calls than in arithmetic.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,75 +14,57 @@ from torch import Tensor
 
 from ..cost import JOINED, WORK, WRITTEN, scratch
 from ..dense import Dense
-from ..form import Form
+from ..form import Form, flat_rows
+from ..mapped import Mapped
 from ..outer import Outer
+from ..rounding import Norms
 
 
-class Stacked:
-    """Gradients of several tensors as one form."""
-
-    __slots__ = ()
-    shapes: dict[str, torch.Size]
-
-    def split(self, total: Tensor) -> dict[str, Tensor]:
-        """A sum over samples as every tensor's own sum."""
-        raise NotImplementedError
-
-
-class StackedRows(Stacked, Dense):
-    """gᵢ of several tensors, one after the other in row i."""
+class Stacked(Mapped):
+    """Gradients of several tensors, side by side in the rows or in the blocks of one form."""
 
     __slots__ = ("shapes",)
 
-    def __init__(self, forms: Mapping[str, Form]) -> None:
-        each = [form.dense() for form in forms.values()]
-        super().__init__(
-            torch.cat([v if v.dim() == 2 else v.reshape(v.shape[0], -1) for v in each], 1)
-        )
-        self.shapes = {}
-        for name, form in forms.items():
-            self.shapes |= form.shapes if isinstance(form, Stacked) else {name: form.shape}
+    def __init__(self, form: Form, shapes: Mapping[str, torch.Size]) -> None:
+        super().__init__(form, form.shape, form.dtype, form.device)
+        self.shapes = shapes
 
-    def without(self, bad: Tensor) -> StackedRows:
-        """Zero rows for some samples."""
-        cleared = object.__new__(StackedRows)
-        Dense.__init__(cleared, self.values.masked_fill(bad.unsqueeze(1), 0))
-        cleared.shapes = self.shapes
-        return cleared
+    def of(self, form: Form) -> Stacked:
+        """The same tensors of another form."""
+        return Stacked(form, self.shapes)
 
-    def split(self, total: Tensor) -> dict[str, Tensor]:
-        """A sum over samples as every tensor's own sum."""
-        parts = total.split([shape.numel() for shape in self.shapes.values()])
-        return _shaped(parts, self.shapes)
+    def norms(self) -> Norms:
+        """Those of all tensors together."""
+        return self.form.norms()
 
-
-class StackedProducts(Stacked, Outer):
-    """Outer products of one position for several matrices of one size: a block for each."""
-
-    __slots__ = ("shapes",)
-
-    def __init__(self, forms: Mapping[str, Outer]) -> None:
-        left = torch.stack([form.given[0] for form in forms.values()], 1).unsqueeze(2)
-        right = torch.stack([form.given[1] for form in forms.values()], 1).unsqueeze(2)
-        shape = torch.Size((len(forms), left.shape[3], right.shape[3]))
-        super().__init__(left, right, shape)
-        self.shapes = {name: form.shape for name, form in forms.items()}
-
-    def without(self, bad: Tensor) -> StackedProducts:
-        """Zero factors for some samples."""
-        cleared, whole = object.__new__(StackedProducts), Outer.without(self, bad)
-        Outer.__init__(cleared, *whole.given, self.shape)
-        cleared.shapes = self.shapes
-        return cleared
+    def weighted_sum(self, c: Tensor, *, certain: bool = False) -> Tensor:
+        """The sums of all tensors together."""
+        return self.form.weighted_sum(c, certain=certain)
 
     def split(self, total: Tensor) -> dict[str, Tensor]:
         """A sum over samples as every tensor's own sum."""
-        return _shaped(total.unbind(), self.shapes)
+        parts = total.view(-1).split([shape.numel() for shape in self.shapes.values()])
+        named = zip(parts, self.shapes.items(), strict=True)
+        return {name: part.view(shape) for part, (name, shape) in named}
 
 
-def _shaped(parts: Sequence[Tensor], shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
-    named = zip(parts, shapes.items(), strict=True)
-    return {name: x if x.shape == shape else x.view(shape) for x, (name, shape) in named}
+def _stack_rows(forms: Mapping[str, Form]) -> Stacked:
+    """One tensor's elements after the other's, in every row; products are written out."""
+    rows: list[Tensor] = []
+    shapes: dict[str, torch.Size] = {}
+    for name, form in forms.items():
+        stacked = isinstance(form, Stacked)
+        rows.append(flat_rows((form.form if stacked else form).dense()))
+        shapes |= form.shapes if stacked else {name: form.shape}
+    return Stacked(Dense(torch.cat(rows, 1)), shapes)
+
+
+def _stack_products(forms: Mapping[str, Outer]) -> Stacked:
+    """Outer products of one position, of matrices of one size: a block for each."""
+    sides = zip(*(form.given for form in forms.values()), strict=True)
+    left, right = (torch.stack(side, 1).unsqueeze(2) for side in sides)
+    shape = torch.Size((left.shape[1], left.shape[3], right.shape[3]))
+    return Stacked(Outer(left, right, shape), {name: form.shape for name, form in forms.items()})
 
 
 def stack_forms(forms: Mapping[str, Form]) -> dict[str, Form]:
@@ -102,17 +84,17 @@ def stack_forms(forms: Mapping[str, Form]) -> dict[str, Form]:
             found[name] = form
             continue
         room -= count * dtype.itemsize
-        if form.__class__ is Outer and form.given[0].dim() == 2:
+        if isinstance(form, Outer) and form.given[0].dim() == 2:
             products.setdefault((*alike, form.key()), {})[name] = form
         else:
             rows.setdefault(alike, {})[name] = form
     for (*alike, _), some in products.items():
         first = next(iter(some))
-        form = StackedProducts(some) if len(some) > 1 else some[first]
+        form = _stack_products(some) if len(some) > 1 else some[first]
         short = form.n * form.size <= JOINED
         (rows.setdefault(tuple(alike), {}) if short else found)[first] = form
     for some in rows.values():
-        found |= {next(iter(some)): StackedRows(some)} if len(some) > 1 else some
+        found |= {next(iter(some)): _stack_rows(some)} if len(some) > 1 else some
     return found
 
 

@@ -47,7 +47,7 @@ _FILLED = "full full_like new_full scalar_tensor linspace logspace arange"
 def fill(call: Call) -> Result:
     """Numbers that every element is made of; integers are treated as constants, like sizes."""
     given = call.tensors()
-    values = given[1:] if call.name in ("full_like", "new_full") else given
+    values = given[1:] if call.name in ("full_like", "new_full", "fill") else given
     owners: set[int] = set()
     for value in values:
         layout = call.layout(value)
@@ -63,4 +63,5 @@ def fill(call: Call) -> Result:
     return Layout(0, 1, torch.full((1,) * out.dim(), owners.pop(), device=out.device))
 
 
+rule("fill")(fill)  # ``x.fill_(value)``: whatever x was is gone
 CONSTANT.update(("tensor", "new_tensor", "new", *_FILLED.split()))

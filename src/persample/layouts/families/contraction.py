@@ -14,6 +14,7 @@ from ..call import Call, Result, carry, gather_colours
 from ..equations import places_of, product_equation, spell_terms
 from ..layout import Additive, Layout, explicit, ids_of
 from ..operators import rule
+from ..reshaping import colour_groups
 
 Term = tuple[Any, str]  # a tensor, and a letter for each of its axes
 _PRODUCTS = {"ger": "a,b->ab", "outer": "a,b->ab", "addr": "a,b->ab", "addbmm": "kac,kcb->ab"}
@@ -98,11 +99,8 @@ def sparse_product(call: Call) -> Result:
     if layout.axes != (0,):
         raise Mixing("a sparse product with samples on several axes")
     rows, columns = a.to_sparse_coo().coalesce().indices()
-    colours = ids_of(layout, b.shape, call.n, b.device).flatten()[columns]
-    found = torch.full((out.shape[0],), -1, device=b.device)
-    found[rows] = colours
-    if bool((found[rows] != colours).any()):
-        raise Mixing("a row of the sparse factor adds up rows of several samples")
+    why = "a row of the sparse factor adds up rows of several samples"
+    found = colour_groups(rows, call.colours(b).flatten()[columns], len(out), why=why)
     return explicit(found.view(-1, *(1,) * (out.dim() - 1)), call.n)
 
 

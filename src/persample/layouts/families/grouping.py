@@ -9,6 +9,7 @@ from ...errors import Mixing
 from ..call import Call, Result, carry
 from ..layout import Layout, explicit, ids_of
 from ..operators import rule
+from ..reshaping import colour_groups
 
 
 @rule("segment_reduce", routes=True)
@@ -27,11 +28,9 @@ def segments(call: Call) -> Result:
     counts = lengths if lengths is not None else given.diff()
     count = call.out.shape[0]
     segment = torch.arange(count, device=x.device).repeat_interleave(counts.to(x.device))
-    rows = ids_of(layout, x.shape, call.n, x.device).flatten()[: segment.numel()]
-    colours = torch.full((count,), -1, device=x.device)
-    colours.scatter_reduce_(0, segment, rows, "amax")
-    if bool(((rows >= 0) & (colours[segment] != rows)).any()):
-        raise Mixing("a segment holds rows of several samples")
+    rows = call.colours(x).flatten()[: segment.numel()]
+    why = "a segment holds rows of several samples"
+    colours = colour_groups(segment, rows, count, why=why)
     return explicit(colours.view(-1, *(1,) * (call.out.dim() - 1)), call.n)
 
 

@@ -34,17 +34,11 @@ def repeat(call: Call) -> Result:
 def repeat_interleave(call: Call) -> Result:
     """Repeats of the sample axis multiply ``inner``."""
     x = call.arg(0, "input", "self")
-    layout = call.layout(x)
-    repeats, dim = call.arg(1, "repeats"), call.arg(2, "dim")
-    if layout is None:
-        return None
-    if dim is None:
-        return probe_layouts(call)  # type: ignore[return-value]
-    axis = dim % x.dim()
-    if axis not in layout.axes:
+    layout, repeats, dim = call.layout(x), call.arg(1, "repeats"), call.arg(2, "dim")
+    if layout is None or (dim is not None and dim % x.dim() not in layout.axes):
         return layout
-    if isinstance(repeats, int) and layout.ids is None:
-        return closed(axis, layout.inner * repeats)
+    if dim is not None and isinstance(repeats, int) and layout.ids is None:
+        return closed(layout.axis, layout.inner * repeats)
     return probe_layouts(call)  # type: ignore[return-value]
 
 

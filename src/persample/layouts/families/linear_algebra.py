@@ -37,11 +37,20 @@ def of_last_axes(call: Call) -> Result | list[Result]:
     return carry_each(call, [(x, trailing(x, core))], cores)
 
 
-@rule("linalg_lu_solve lu_solve lu_unpack")
-def of_pivots(call: Call) -> Result | list[Result]:
-    """Batches of matrices, and of the rows that were exchanged in them."""
-    given = [(t, trailing(t, 2 if t.is_floating_point() else 1)) for t in call.tensors()]
-    return carry_each(call, given, (2, 2, 2))
+# the same of every tensor that is given, and of the results
+_EACH: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    "linalg_lu_solve": ((2, 1, 2), (2,)), "lu_solve": ((2, 2, 1), (2,)),
+    "lu_unpack": ((2, 1), (2, 2, 2)), "ormqr": ((2, 1, 2), (2,)),
+    "linalg_householder_product": ((2, 1), (2,)), "triangular_solve": ((2, 2), (2, 2)),
+}  # fmt: skip
+
+
+@rule(" ".join(_EACH))
+def of_each(call: Call) -> Result | list[Result]:
+    """Batches of matrices, and of vectors: rows that were exchanged, factors of reflectors."""
+    inputs, cores = _EACH[call.name]
+    pairs = zip(call.tensors(), inputs, strict=True)
+    return carry_each(call, [(t, trailing(t, core)) for t, core in pairs], cores)
 
 
 @rule("linalg_solve linalg_solve_ex")
@@ -76,25 +85,11 @@ def least_squares(call: Call) -> Result | list[Result]:
     return carry_each(call, inputs, (1 if vector else 2, 0 if vector else 1, 0, 1))
 
 
-@rule("linalg_solve_triangular cholesky_solve triangular_solve linalg_householder_product")
+@rule("linalg_solve_triangular cholesky_solve")
 def triangular(call: Call) -> Result | list[Result]:
-    """Two batches of matrices."""
-    a, b = call.args[0], call.args[1]
-    core = 1 if call.name == "linalg_householder_product" else 2
-    side: Layout | None = None
-    if call.name == "linalg_solve_triangular":
-        side = _own_sides(call, a, b, call.out, left=call.kwargs.get("left", True))
-    elif call.name == "cholesky_solve":
-        side = _own_sides(call, b, a, call.out, left=True)
+    """A batch of matrices, and one of right-hand sides."""
+    a, b = call.args[:2] if call.name == "linalg_solve_triangular" else call.args[1::-1]
+    side = _own_sides(call, a, b, call.out, left=call.kwargs.get("left", True))
     if side is not None:
         return side
-    pairs = [(a, trailing(a, 2)), (b, trailing(b, core))]
-    return carry_each(call, pairs, (2, 2))  # the solution, and a copy of the matrices
-
-
-@rule("ormqr")
-def ormqr(call: Call) -> Result:
-    """Batches of reflectors, their factors, and the matrices that they are applied to."""
-    a, tau, other = call.arg(0, "input"), call.arg(1, "tau"), call.arg(2, "other")
-    operands = [(a, {-2, -1}), (tau, {-1}), (other, {-2, -1})]
-    return carry(call, operands, call.out, {-2, -1})
+    return carry_each(call, [(a, trailing(a, 2)), (b, trailing(b, 2))], (2,))

@@ -22,26 +22,21 @@ def _reduction(call: Call, position: int) -> int:
     return int(value)
 
 
-def _stand_in(call: Call, shape: Sequence[int]) -> Tensor:
-    """A stand-in with the shape the unreduced result would have."""
-    return call.first.new_empty(()).expand(shape) if call.first.dim() == 0 else call.first
-
-
-def _finish(layout: Layout | None, reduction: int) -> Result:
-    if layout is None or reduction == _NONE:
-        return layout
-    if not layout.axes and layout.ids is not None:  # all of it is one sample's
-        return Layout(0, 1, layout.ids.reshape(()))
-    return Additive()
-
-
 def _by_row(
     call: Call, operands: Sequence[tuple[Tensor, set[int]]], shape: Sequence[int], position: int
 ) -> Result:
     """A loss for each element of ``shape``, then reduced as the argument at a position says."""
-    reduction = _reduction(call, position)
-    out = call.out if reduction == _NONE else _stand_in(call, shape)
-    return _finish(carry(call, operands, out), reduction)
+    reduced = _reduction(call, position) != _NONE
+    # a stand-in with the shape that the result would have
+    out = (
+        call.first.new_empty(()).expand(shape) if reduced and call.first.dim() == 0 else call.first
+    )
+    layout = carry(call, operands, out)
+    if layout is None or not reduced:
+        return layout
+    if not layout.axes and layout.ids is not None:  # all of it is one sample's
+        return Layout(0, 1, layout.ids.reshape(()))
+    return Additive()
 
 
 _POINTWISE = {

@@ -88,15 +88,6 @@ CONSTANT.update(_CONSTANT.split())
 rule("fill_diagonal")(first_only)  # what is beside the diagonal stays
 
 
-@rule("fill")
-def fill(call: Call) -> Result:
-    """``x.fill_(value)``: the value may be a tensor."""
-    layout = call.layout(call.arg(1, "value"))
-    if layout is not None:
-        raise Mixing("a value that holds samples is written to every element")
-    return None
-
-
 @rule(
     "prelu fake_quantize_per_channel_affine _fake_quantize_learnable_per_channel_affine "
     "fused_moving_avg_obs_fake_quant"

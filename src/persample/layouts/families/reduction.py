@@ -8,10 +8,9 @@ from torch import Tensor
 
 from ...errors import Mixing, Reason, here
 from ..call import Call, Result, axes, carry, elementwise
-from ..layout import Additive, Layout, Mixed, explicit, ids_of
+from ..layout import Additive, Layout, Mixed
 from ..operators import rule
 from ..ranking import WHY, rank
-from ..reshaping import squeeze_colours
 
 # where an operator's axes are among its arguments, and what they are by default
 _AXES: dict[str, tuple[int, Any]] = {
@@ -144,39 +143,25 @@ def diff(call: Call) -> Result:
     return carry(call, [(p, dims) for p in pieces if p is not None], call.out, dims)
 
 
-@rule("sort topk msort", routes=True)
+@rule("sort topk msort argsort", routes=True)
 def order(call: Call) -> Result | list[Result]:
     """Sorting inside samples keeps their place; sorting the samples moves them by the indices."""
     x, dims = _input(call), _dims(call)
-    layout = call.layout(x)
+    layout, alone = call.layout(x), call.name == "argsort"
     if layout is None or dims.isdisjoint(layout.axes):
         return along(call, dims)
     if call.name == "msort":
         raise Mixing("sorting over the samples")
-    (axis,) = dims
-    ids = ids_of(layout, x.shape, call.n, x.device).expand(x.shape)
-    found = explicit(squeeze_colours(ids.gather(axis, call.out[1]), call.n), call.n)
+    (axis,), indices = dims, call.out if alone else call.out[1]
+    ids = call.colours(x).expand(x.shape)
+    found = call.painted(ids.gather(axis, indices))
     if not x.is_floating_point():  # grouped by a key (experts): only routes
-        return [found, None]
-    if call.name == "sort":
-        return [found.with_coupling(rank(call, x, axis, ids, call.out[1]))] * 2
-    why = Reason(call.name, WHY, (tuple(x.shape),), here())
-    return [found.with_coupling(why), Mixed(why)]
-
-
-@rule("argsort", routes=True)
-def argsort(call: Call) -> Result:
-    """Indices inside samples belong to them; keys grouped over samples only route."""
-    x, dims = _input(call), _dims(call)
-    layout = call.layout(x)
-    if layout is None or dims.isdisjoint(layout.axes):
-        return along(call, dims)
-    if not x.is_floating_point():
-        return None
-    (axis,) = dims
-    ids = ids_of(layout, x.shape, call.n, x.device).expand(x.shape)
-    found = explicit(squeeze_colours(ids.gather(axis, call.out), call.n), call.n)
-    return found.with_coupling(rank(call, x, axis, ids, call.out))
+        return None if alone else [found, None]
+    if call.name == "topk":
+        why = Reason(call.name, WHY, (tuple(x.shape),), here())
+        return [found.with_coupling(why), Mixed(why)]
+    ranked = found.with_coupling(rank(call, x, axis, ids, indices))
+    return ranked if alone else [ranked, ranked]
 
 
 @rule("fft_fftn fft_ifftn fft_rfftn fft_irfftn fft_hfftn fft_ihfftn", linear=True)

@@ -66,13 +66,23 @@ def reshape(call: Call) -> Result:
     """Row-major order is kept, so only the two shapes matter."""
     x = call.arg(0, "input", "self")
     layout = call.layout(x)
-    if layout is None:
-        return None
-    if call.name == "view" and isinstance(call.arg(1, "dtype"), torch.dtype):
+    if layout is not None and call.name == "view" and isinstance(call.arg(1, "dtype"), torch.dtype):
         if x.dim() - 1 in layout.axes:
             raise Mixing("viewing another dtype splits elements")
         return layout
-    return reshape_layout(layout, x.shape, call.out.shape, call.n, x.device)
+    return _reshaped(call, x, call.out)
+
+
+def _reshaped(call: Call, x: Tensor, out: Tensor) -> Result:
+    layout = call.layout(x)
+    if layout is None:
+        return None
+    return reshape_layout(layout, x.shape, out.shape, call.n, x.device)
+
+
+def _broadcast(call: Call, x: Tensor, out: Tensor) -> Result:
+    layout = call.layout(x)
+    return None if layout is None else align(layout, x.shape, out.shape, call.n)
 
 
 @rule(
@@ -98,40 +108,23 @@ def squeeze(call: Call) -> Result:
     gone = {d for d in axes(dims, x.dim()) if x.shape[d] == 1}
     if layout.ids is None and layout.axis in gone:  # a single sample: every axis is its own
         return reshape_layout(layout, x.shape, call.out.shape, call.n, x.device)
-    kept = [d for d in range(x.dim()) if d not in gone]
-    places: list[int | None] = [None] * x.dim()
-    for new, old in enumerate(kept):
-        places[old] = new
-    return remap(layout, places, len(kept))
+    places = [None if d in gone else d - sum(g < d for g in gone) for d in range(x.dim())]
+    return remap(layout, places, x.dim() - len(gone))
 
 
 @rule("expand expand_as broadcast_to expand_copy", linear=True)
 def expand(call: Call) -> Result:
     """Adds axes on the left; an axis of one is repeated."""
-    x = call.arg(0, "input", "self")
-    layout = call.layout(x)
-    if layout is None:
-        return None
-    shift = call.out.dim() - x.dim()
-    return remap(layout, [d + shift for d in range(x.dim())], call.out.dim())
+    return _broadcast(call, call.arg(0, "input", "self"), call.out)
 
 
 @rule("broadcast_tensors atleast_1d atleast_2d atleast_3d", linear=True)
 def each_alone(call: Call) -> Result | list[Result]:
     """Every tensor is broadcast, or given axes of one, on its own."""
     tensors = call.args[0] if isinstance(call.args[0], (list, tuple)) else call.args
-    if isinstance(call.out, Tensor):
-        return _grow(call, tensors[0], call.out)
-    return [_grow(call, t, out) for t, out in zip(tensors, call.out, strict=True)]
-
-
-def _grow(call: Call, x: Tensor, out: Tensor) -> Result:
-    layout = call.layout(x)
-    if layout is None:
-        return None
-    if call.name == "broadcast_tensors":
-        return align(layout, x.shape, out.shape, call.n)
-    return reshape_layout(layout, x.shape, out.shape, call.n, x.device)
+    outs = [call.out] if isinstance(call.out, Tensor) else call.out
+    grow = _broadcast if call.name == "broadcast_tensors" else _reshaped
+    return [grow(call, t, out) for t, out in zip(tensors, outs, strict=True)]
 
 
 @rule("meshgrid", linear=True)
@@ -184,14 +177,13 @@ def _cut_axis(call: Call, x: Tensor) -> int | None:
 @rule("as_strided", linear=True)
 def as_strided(call: Call) -> Result:
     """Colours are laid out in memory as the tensor is, and viewed the same way."""
-    x, layout = source_of(call)
+    x, _ = source_of(call)
     size, stride = call.arg(1, "size"), call.arg(2, "stride")
     offset = call.arg(3, "storage_offset")
     start = 0 if offset is None else offset - x.storage_offset()
     memory = torch.full((max(reach(x.shape, x.stride()), 1),), -1, device=x.device)
-    colours = ids_of(layout, x.shape, call.n, x.device).expand(x.shape)
-    memory.as_strided(x.shape, x.stride()).copy_(colours)
-    return explicit(squeeze_colours(memory.as_strided(size, stride, start), call.n), call.n)
+    memory.as_strided(x.shape, x.stride()).copy_(call.colours(x).expand(x.shape))
+    return call.painted(memory.as_strided(size, stride, start))
 
 
 @rule("unfold im2col", linear=True)

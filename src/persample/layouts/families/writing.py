@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from ...errors import Mixing
-from ..call import Call, Result
-from ..layout import Layout, align, closed, explicit, ids_of, merge, remap
+from ..call import Call, Result, other_sizes
+from ..layout import Layout, align, closed, explicit, ids_of, remap
 from ..operators import rule
-from ..reshaping import squeeze_colours
+from ..reshaping import paint, squeeze_colours
 from ..subscript import axis_steps, expand_index, is_full
 from .shape import probe_layouts
 
@@ -66,15 +66,6 @@ def _whole_axis(entries: list[Any], place: int) -> int | None:
     return None
 
 
-def paint(before: Tensor, places: Tensor, colours: Tensor) -> Tensor:
-    """Colours after a write to these places of the flattened target; -1 leaves a place as it is."""
-    flat, where, new = before.flatten(), places.flatten(), colours.flatten()
-    after = flat.scatter_reduce(0, where, new, "amax", include_self=True)
-    if bool(((new >= 0) & (after[where] != new)).any()):
-        raise Mixing("rows of several samples are written to one place")
-    return after.view(before.shape)
-
-
 def _only_needed(mine: Tensor, colours: Tensor, shape: torch.Size, entries: list[Any]) -> Tensor:
     """Target colours with axes of one where neither side changes colour and all is written."""
     sizes, new = list(shape), 0
@@ -124,12 +115,9 @@ def _scatter_layout(
         return layout
     placed = bool(brought.axes) and axis not in brought.axes
     if placed and (layout is None or axis not in layout.axes):
-        same = (
-            x.shape[:axis] == source.shape[:axis]
-            and x.shape[axis + 1 :] == source.shape[axis + 1 :]
-        )
+        same = other_sizes(x, axis) == other_sizes(source, axis)
         if same and (along_axis or index.shape == source.shape):
-            return brought if layout is None else merge(layout, brought, x.shape, call.n)
+            return call.merge(layout, brought, out=x)
     mine = call.colours(x)
     colours = ids_of(brought, source.shape, call.n, x.device)
     if along_axis:
@@ -161,28 +149,22 @@ def put(call: Call) -> Result:
     return layout_after_write(x, before, after, call.n)
 
 
-@rule(
-    "index_fill masked_scatter select_scatter slice_scatter diagonal_scatter as_strided_scatter",
-    routes=True,
-)
+@rule("index_fill as_strided_scatter", routes=True)
 def overwrite(call: Call) -> Result:
     """Rarely used writes: followed only if nothing coloured is written."""
     x = call.arg(0, "input", "self")
-    others = [key for key in call.layouts if key != id(x)]
-    if call.name == "masked_scatter":
-        return _masked_scatter(call, x, call.arg(1, "mask"), call.arg(2, "source"))
-    if call.name in ("select_scatter", "slice_scatter", "diagonal_scatter"):
-        return _replace_part(call)
-    if others:
-        mask = call.arg(2, "index")
-        if call.name == "index_fill" and others == [id(mask)] and call.layout(x) is not None:
-            return call.layout(x)
+    layout = call.layout(x)
+    fills = call.name == "index_fill" and layout is not None
+    read = {id(x), id(call.arg(2, "index"))} if fills else {id(x)}
+    if not read.issuperset(call.layouts):
         raise Mixing(f"{call.name} writes rows that hold samples")
-    return call.layout(x)
+    return layout
 
 
-def _masked_scatter(call: Call, x: Tensor, mask: Tensor, source: Tensor) -> Result:
+@rule("masked_scatter", routes=True)
+def masked_scatter(call: Call) -> Result:
     """The source's elements, in order, go where the mask holds."""
+    x, mask, source = call.arg(0, "input", "self"), call.arg(1, "mask"), call.arg(2, "source")
     layout, brought = call.layout(x), call.layout(source)
     if layout is not None:
         layout = align(layout, x.shape, call.out.shape, call.n)
@@ -210,11 +192,8 @@ def _masked_scatter(call: Call, x: Tensor, mask: Tensor, source: Tensor) -> Resu
     return layout_after_write(x, before, after, call.n)
 
 
-def _replace_part(call: Call) -> Result:
+@rule("select_scatter slice_scatter diagonal_scatter", routes=True)
+def replace_part(call: Call) -> Result:
     """Colours by running the write on colours; a place may keep its colour or take one."""
-    x = call.arg(0, "input", "self")
-    outside = probe_layouts(call)
-    layout = call.layout(x)
-    if layout is None or not isinstance(outside, Layout):
-        return outside  # type: ignore[return-value]
-    return merge(layout, outside, x.shape, call.n)
+    x, outside = call.arg(0, "input", "self"), probe_layouts(call)
+    return call.merge(call.layout(x), outside, out=x)  # type: ignore[arg-type]

@@ -6,6 +6,7 @@ special case in which every step has the same number of rows.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -24,14 +25,9 @@ class Steps:
     __slots__ = ("order", "rows", "sizes")
 
     def __init__(self, sizes: list[int], reverse: bool) -> None:
-        at = 0
-        self.rows = []
-        for size in sizes:
-            self.rows.append(slice(at, at + size))
-            at += size
-        self.order = list(range(len(sizes)))
-        if reverse:
-            self.order.reverse()
+        ends = itertools.accumulate(sizes)
+        self.rows = [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+        self.order = list(range(len(sizes)))[:: -1 if reverse else 1]
         self.sizes = sizes
 
     def even(self) -> bool:
@@ -69,13 +65,16 @@ class Layer(NamedTuple):
     c0: Tensor | None
     weight: Tensor
     bias: Tensor | None
+    narrow: Tensor | None
 
 
 class Recurrence(torch.autograd.Function):
     """One layer and direction, from input projections to outputs.
 
     ``u`` is (rows, gates · hidden), the projected input with its bias. The hidden projection uses
-    ``weight`` and ``bias``; what their uses need (states before, gate gradients) goes to ``sink``.
+    ``weight`` and ``bias``; what their uses need (states before, gate gradients) goes to the first
+    sink. An LSTM with ``proj_size`` projects its hidden state by ``narrow``; what its uses need
+    (cells' outputs, gradients of the hidden states) goes to the second.
     """
 
     @staticmethod
@@ -84,47 +83,49 @@ class Recurrence(torch.autograd.Function):
         anchor: Tensor,
         kind: str,
         steps: Steps,
-        sink: Sink,
+        sinks: Sequence[Sink],
         u: Tensor,
         h0: Tensor,
         c0: Tensor | None,
         weight: Tensor,
         bias: Tensor | None,
+        narrow: Tensor | None,
     ) -> Any:
         """Outputs of all rows, last hidden state, last cell state (LSTM)."""
         run = {"lstm": _lstm, "gru": _gru}.get(kind, _plain)
-        given = Layer(kind, steps, u, h0, c0, weight, bias)
+        given = Layer(kind, steps, u, h0, c0, weight, bias, narrow)
         outputs, before, last, cell, kept = run(given)
-        ctx.kind, ctx.steps, ctx.sink = kind, steps, sink
+        ctx.kind, ctx.steps, ctx.sinks = kind, steps, sinks
         ctx.save_for_backward(before, weight, *kept)
         ctx.set_materialize_grads(True)
         return (outputs, last, cell) if cell is not None else (outputs, last)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        """Through time; the gate gradients are handed to the sink."""
+        """Through time; gradients of gates and of projected states are handed to the sinks."""
         before, weight, *kept = ctx.saved_tensors
         run = {"lstm": _lstm_backward, "gru": _gru_backward}.get(ctx.kind, _plain_backward)
         with torch._C.DisableTorchFunction():
-            du, dhidden, dh, dc = run(ctx.kind, ctx.steps, grads, before, weight, kept)
-            ctx.sink(before, dhidden)
-        return None, None, None, None, du, dh, dc, None, None
+            du, dh, dc, *fired = run(ctx.kind, ctx.steps, grads, before, weight, kept)
+            for sink, (saved, grad) in zip(ctx.sinks, fired, strict=True):
+                sink(saved, grad)
+        return None, None, None, None, du, dh, dc, None, None, None
 
 
 def _lstm(given: Layer) -> Any:
-    _, steps, u, h0, c0, weight, bias = given
+    _, steps, u, h0, c0, weight, bias, narrow = given
     assert c0 is not None
-    if steps.even():
+    if steps.even() and narrow is None:
         gates = u.detach()  # nothing else needs the projected input
         if bias is not None:
             gates += bias
         split = gates.view(len(steps.sizes), -1, gates.shape[1])
         *found, kept = padded_lstm.forward(steps.order, split, h0, c0, weight)
         return *(t.flatten(0, 1) for t in found[:2]), *found[2:], [t.flatten(0, 1) for t in kept]
-    hidden = weight.shape[1]
+    hidden = c0.shape[1]
     gates = u + bias if bias is not None else u.clone()
-    outputs, before = u.new_empty(u.shape[0], hidden), u.new_empty(u.shape[0], hidden)
-    cells, squashed = torch.empty_like(outputs), torch.empty_like(outputs)
+    outputs, before = (u.new_empty(u.shape[0], weight.shape[1]) for _ in range(2))
+    cells, squashed = (u.new_empty(u.shape[0], hidden) for _ in range(2))
     turned = weight.t()
 
     def step(rows: slice, states: list[Tensor]) -> Sequence[Tensor]:
@@ -137,31 +138,37 @@ def _lstm(given: Layer) -> Any:
         i, f, n, o = g.split(hidden, 1)
         new = torch.addcmul(f * c, i, n)
         torch.tanh(new, out=squashed[rows])
+        if narrow is not None:
+            return torch.mm(o * squashed[rows], narrow.t(), out=outputs[rows]), new
         return torch.mul(o, squashed[rows], out=outputs[rows]), new
 
     last, cell = through(steps.visited(), [h0, c0], step)
-    return outputs, before, last, cell, (gates, cells, squashed)
+    kept = (gates, cells, squashed)
+    return outputs, before, last, cell, kept if narrow is None else (*kept, narrow)
 
 
 def _lstm_backward(
     kind: str, steps: Steps, grads: tuple[Tensor, ...], before: Tensor, weight: Tensor, kept: Any
 ) -> Any:
-    if steps.even():
+    gates, cells, squashed, *narrow = kept
+    if steps.even() and not narrow:
         t = len(steps.sizes)
         gates, cells, squashed = (k.view(t, -1, k.shape[1]) for k in kept)
         given = (grads[0].reshape(t, -1, grads[0].shape[1]), *grads[1:])
         delta, dh, dc = padded_lstm.backward(steps.order, given, weight, (gates, cells, squashed))
-        return delta.flatten(0, 1), delta.flatten(0, 1), dh, dc
-    gates, cells, squashed = kept
-    hidden = weight.shape[1]
+        return delta.flatten(0, 1), dh, dc, (before, delta.flatten(0, 1))
+    hidden = cells.shape[1]
     i, f, n, o = gates.split(hidden, 1)
     into_cell = o * (1 - squashed * squashed)
     local = torch.cat([n * i * (1 - i), cells * f * (1 - f), i * (1 - n * n)], 1)
     outward = squashed * o * (1 - o)
-    delta = torch.empty_like(gates)
+    delta, projected = torch.empty_like(gates), torch.empty_like(before)
 
     def step(rows: slice, states: list[Tensor]) -> Sequence[Tensor]:
         now = states[0] + grads[0][rows]
+        if narrow:
+            projected[rows] = now
+            now = now @ narrow[0]
         cell = torch.addcmul(states[1], now, into_cell[rows])
         d, shape = delta[rows], (-1, 3, hidden)
         torch.mul(local[rows].view(shape), cell.unsqueeze(1), out=d[:, : 3 * hidden].view(shape))
@@ -169,11 +176,12 @@ def _lstm_backward(
         return d @ weight, cell * f[rows]
 
     dh, dc = through(reversed(steps.visited()), grads[1:], step)
-    return delta, delta, dh, dc
+    more = [(o * squashed, projected)] if narrow else []
+    return delta, dh, dc, (before, delta), *more
 
 
 def _gru(given: Layer) -> Any:
-    _, steps, u, h0, _, weight, bias = given
+    _, steps, u, h0, _, weight, bias, _ = given
     hidden = weight.shape[1]
     outputs, before = u.new_empty(u.shape[0], hidden), u.new_empty(u.shape[0], hidden)
     gates, inner = u.clone(), torch.empty_like(outputs)
@@ -213,11 +221,11 @@ def _gru_backward(
         return [torch.addmm(now * z, hidden_delta, weight)]
 
     (dh,) = through(reversed(steps.visited()), grads[1:], step)
-    return delta, other, dh, None
+    return delta, dh, None, (before, other)
 
 
 def _plain(given: Layer) -> Any:
-    kind, steps, u, h0, _, weight, bias = given
+    kind, steps, u, h0, _, weight, bias, _ = given
     outputs = u + bias if bias is not None else u.clone()
     before = u.new_empty(u.shape[0], weight.shape[1])
     turned = weight.t()
@@ -244,4 +252,4 @@ def _plain_backward(
         return [delta[rows] @ weight]
 
     (dh,) = through(reversed(steps.visited()), grads[1:], step)
-    return delta, delta, dh, None
+    return delta, dh, None, (before, delta)

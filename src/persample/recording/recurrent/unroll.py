@@ -21,7 +21,6 @@ from ...uses.context import ANCHOR, Context
 from ...uses.operands import operand_of
 from ...uses.signature import Kind, taken_apart, tapped
 from ...uses.use import Use
-from .projected_lstm import ProjectedRecurrence
 from .recurrence import Recurrence, Sink, Steps
 
 
@@ -159,20 +158,16 @@ def _direction(
     with torch._C.DisableTorchFunction():
         layout = context.look(u)
         assert isinstance(layout, Layout)
-        sink = _sink(_use(context, hidden, hidden_bias, layout))
+        narrow = weights[-1] if asked.per % 2 else None
+        sinks = [_sink(_use(context, hidden, hidden_bias, layout))]
+        if narrow is not None:
+            sinks.append(_sink(_use(context, narrow, None, layout)))
         cell = states[1] if asked.kind == "lstm" else None
         bias = None if hidden_bias is None else hidden_bias.detach()
-        if asked.per % 2:
-            narrow = weights[-1]
-            other = _sink(_use(context, narrow, None, layout))
-            found = ProjectedRecurrence.apply(
-                ANCHOR, steps, sink, other, u, states[0], cell, hidden.detach(), bias,
-                narrow.detach(),
-            )  # fmt: skip
-        else:
-            found = Recurrence.apply(
-                ANCHOR, asked.kind, steps, sink, u, states[0], cell, hidden.detach(), bias
-            )
+        found = Recurrence.apply(
+            ANCHOR, asked.kind, steps, sinks, u, states[0], cell, hidden.detach(), bias,
+            None if narrow is None else narrow.detach(),
+        )  # fmt: skip
         context.states.put(found[0], layout)
         for end in found[1:]:
             context.states.put(end, slots)
