@@ -266,12 +266,14 @@ def test_applications_are_loaded_when_they_are_used() -> None:
 def test_the_package_loads_quickly_after_torch(tmp_path: Path) -> None:
     """With bytecode, as after an installation: the package alone, then all that record needs."""
     program = (
-        "import time, torch\n"
+        "import time\n"
+        "before = time.process_time()\n"
+        "import torch\n"
         "start = time.process_time()\n"
         "import persample\n"
         "alone = time.process_time() - start\n"
         "persample.record, persample.Tape\n"
-        "print(alone, time.process_time() - start)\n"
+        "print(start - before, alone, time.process_time() - start)\n"
     )
     environment = os.environ | {"PYTHONPYCACHEPREFIX": str(tmp_path)}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -280,9 +282,10 @@ def test_the_package_loads_quickly_after_torch(tmp_path: Path) -> None:
         subprocess.run(command, check=True, env=environment, capture_output=True, text=True)
         for _ in range(4)
     ]
-    alone, whole = zip(*(map(float, run.stdout.split()) for run in runs), strict=True)
-    assert min(alone) < 0.02
-    assert min(whole) < 0.2
+    torchs, alone, whole = zip(*(map(float, run.stdout.split()) for run in runs), strict=True)
+    slow = max(1.0, min(torchs))  # where torch takes longer than a second, so may we
+    assert min(alone) < 0.02 * slow
+    assert min(whole) < 0.2 * slow
 
 
 def test_the_package_shows_public_names_and_packages_only() -> None:

@@ -92,7 +92,8 @@ class Normal:
         """By Box and Muller: two numbers from two."""
         half = (len(piece) + 1) // 2
         wanted = torch.int64 if piece.dtype == torch.float64 else torch.int32
-        radius, angle = polar(*self._bits.draw(2 * half, wanted).view(2, half), piece.dtype)
+        first, second = self._bits.draw(2 * half, wanted).view(2, half)
+        radius, angle = polar(first, second, piece.dtype)
         one, two = piece[:half], piece[half:]
         one.addcmul_(radius, angle.cos(), value=std)
         two.addcmul_(radius[: len(two)], angle[: len(two)].sin(), value=std)

@@ -35,7 +35,8 @@ def text(plan: Constants, *, steps: int | None = None) -> str:
         "rates and accuracy on the training data are not covered",
         "not counted": "tuning runs, other trainings on these data, and anything chosen by "
         "looking at them; name the data of pretraining and preprocessing beside this statement",
-        "limits": "noise is drawn in floating point; on accelerators the generator is not cryptographic",
+        "limits": "noise is drawn in floating point; on accelerators the generator is not "
+        "cryptographic",
     }
     rows = [_row(label, line) for label, line in lines.items()]
     return "\n".join(["Differential privacy of this training", *rows])

@@ -53,9 +53,9 @@ def _stack_rows(forms: Mapping[str, Form]) -> Stacked:
     rows: list[Tensor] = []
     shapes: dict[str, torch.Size] = {}
     for name, form in forms.items():
-        stacked = isinstance(form, Stacked)
-        rows.append(flat_rows((form.form if stacked else form).dense()))
-        shapes |= form.shapes if stacked else {name: form.shape}
+        stacked = form if isinstance(form, Stacked) else Stacked(form, {name: form.shape})
+        rows.append(flat_rows(stacked.form.dense()))
+        shapes |= stacked.shapes
     return Stacked(Dense(torch.cat(rows, 1)), shapes)
 
 
@@ -93,8 +93,8 @@ def stack_forms(forms: Mapping[str, Form]) -> dict[str, Form]:
         form = _stack_products(some) if len(some) > 1 else some[first]
         short = form.n * form.size <= JOINED
         (rows.setdefault(tuple(alike), {}) if short else found)[first] = form
-    for some in rows.values():
-        found |= {next(iter(some)): _stack_rows(some)} if len(some) > 1 else some
+    for joined in rows.values():
+        found |= {next(iter(joined)): _stack_rows(joined)} if len(joined) > 1 else joined
     return found
 
 
