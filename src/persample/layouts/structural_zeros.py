@@ -108,23 +108,30 @@ def _attention(call: Call) -> Layout | None:
     mask, rows = call.arg(3, "attn_mask"), call.out.dim() - 2
     if mask is None or call.arg(5, "is_causal", default=False) or not _constant(call, mask):
         return None
-    found = [_rows(call, t) for t in (q, k, v)]
-    if any(ids is None for ids in found) or not torch.equal(found[1], found[2]):  # type: ignore[arg-type]
+    queries, keys, values = (_rows(call, t) for t in (q, k, v))
+    if queries is None or keys is None or values is None or not torch.equal(keys, values):
         return None
     if not all(bool(t.isfinite().all()) for t in (q, k, v)) or not _mask_outweighs(q, k, mask):
         return None
-    queries, keys = found[0], found[1]
-    assert queries is not None
-    assert keys is not None
     open_ = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
     keys = keys.unsqueeze(-2)
     left = torch.where(open_, keys, -1)
     owner = left.amax(-1)
-    if bool(((left >= 0) & (left != owner.unsqueeze(-1))).any()) or not bool(open_.any(-1).all()):
+    if bool(((left >= 0) & (left != owner.unsqueeze(-1))).any()):
+        return None
+    if not _closed_rows_are_zero(call.out, mask, open_):
         return None
     if bool(((queries >= 0) & (owner >= 0) & (queries != owner)).any()):
         return None
     return Layout(rows, 1, _thin(torch.maximum(queries, owner).unsqueeze(-1)))
+
+
+def _closed_rows_are_zero(out: Tensor, mask: Tensor, open_: Tensor) -> bool:
+    """Whether queries that see no key made nothing of all keys: minus infinity for each does."""
+    seeing = open_.any(-1, keepdim=True)
+    if bool(seeing.all()):
+        return True
+    return mask.dtype == torch.bool and not bool(out.detach().masked_select(~seeing).any())
 
 
 def _mask_outweighs(q: Tensor, k: Tensor, mask: Tensor) -> bool:
@@ -136,9 +143,9 @@ def _mask_outweighs(q: Tensor, k: Tensor, mask: Tensor) -> bool:
 
 
 def _rows(call: Call, tensor: Tensor) -> Tensor | None:
-    """The sample of each row, negative for rows of nobody; None where rows hold several."""
-    layout = call.layout(tensor)
-    if layout is None:
-        return None
-    ids = ids_of(layout, tensor.shape, call.n, tensor.device)
+    """The sample of each row, negative for rows of nobody; None where rows hold several.
+
+    Queries that are constants, or made of parameters alone, are the sample's whose keys they see.
+    """
+    ids = call.colours(tensor)
     return ids.squeeze(-1) if ids.shape[-1] == 1 else None

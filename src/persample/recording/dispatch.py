@@ -114,7 +114,7 @@ class Dispatch:
                 result, written = args[0] if operator.inplace else out, operator.inplace
                 self._marking.store(operator, result, bad, roles.coloured, written=written)
                 return out
-        out, kind = capture_use(self._context, operator, func, args, kwargs, roles)
+        out, kind = capture_use(self._context, operator, func, args, kwargs, roles, self._by_zeros)
         if kind is not None and roles.key is not None and func not in self._entering:
             self._learn.use(operator, func, args, kwargs, roles, out, kind)
         return out
@@ -279,9 +279,7 @@ class Dispatch:
                 like = self._marking.memory(operator, result, roles.coloured[0][0])
             self._states.put(result, states, like)
         else:
-            found = states
-            if operator.name in ZEROS and isinstance(states, (Additive, Mixed)):
-                found = self._by_zeros(operator, seen, kwargs, result, roles) or states
+            found = self._by_zeros(operator, seen, kwargs, result, roles, states) or states
             written = operator.inplace or "out" in kwargs
             self._marking.store(operator, result, found, roles.coloured, written=written)
         # what values decided is never learned, nor a name that means two functions
@@ -291,10 +289,10 @@ class Dispatch:
 
     def _by_zeros(
         self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any,
-        roles: Roles,
+        roles: Roles, states: Any,
     ) -> Layout | None:  # fmt: skip
         """A product in which samples interact by its shapes, but not by its values."""
-        if roles.owned:
+        if operator.name not in ZEROS or not isinstance(states, (Additive, Mixed)):
             return None
         n = self._states.n or 0
         found = separate_by_zeros(operator, args, kwargs, out, roles.coloured, n)
