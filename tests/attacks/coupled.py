@@ -55,6 +55,16 @@ WEIGHTS: dict[str, tuple[str, Weigh]] = {
     "tensor of others": (REFUSED, lambda h: torch.tensor(h).flip(0)),
     "tensor of a count": (REFUSED, lambda h: torch.tensor((h > 0).sum())),
     "full": (REFUSED, lambda h: torch.full((N, 1), h[0, 0])),
+    "like what is mixed": (
+        EXACT,
+        lambda h: h * (torch.ones_like(h - h.mean(0)) + (h - h.mean(0)).new_full((1,), 2)),
+    ),
+    "like what is mixed, filled": (REFUSED, lambda h: torch.full_like(h - h.mean(0), h.mean())),
+    "like a mean, filled with it": (REFUSED, lambda h: h * torch.full_like(h.mean(), h.mean())),
+    "like what is mixed, written to": (
+        REFUSED,
+        lambda h: h * torch.zeros_like(h - h.mean(0)).copy_(h - h.mean(0)),
+    ),
     "full_like": (REFUSED, lambda h: torch.full_like(h, h.mean())),
     "full_like of one sample": (REFUSED, lambda h: torch.full_like(h, h[0, 0])),
     "new_full": (REFUSED, lambda h: h.new_full((N, 1), h[0, 0])),

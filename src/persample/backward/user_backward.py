@@ -15,7 +15,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from ..autograd_graph import leaves_of
 from ..errors import LOOP, MixedSamplesError, PersampleError, Reason, UsageError, called_by, here
 from ..guards.untrained import note_untrained
-from ..layouts.layout import Additive, Layout, Mixed
+from ..layouts.layout import Additive, Constant, Layout, Mixed
 from ..modes import entered, watching
 from ..uses.context import Context
 from ..uses.tensor_states import Derived, same
@@ -100,7 +100,8 @@ def run_grad(context: Context, args: Sequence[Any], kwargs: dict[str, Any]) -> A
     names = ("outputs", "inputs", "grad_outputs", "retain_graph", "create_graph")
     given = dict(zip(names, args, strict=False)) | kwargs
     inputs = _listed(given["inputs"])
-    if not context.options.native and any(isinstance(context.look(i), Derived) for i in inputs):
+    owned = [i for i in inputs if isinstance(context.look(i), Derived)]
+    if not context.options.native and not all(map(context.user_code.returns, owned)):
         raise MixedSamplesError(
             "torch.autograd.grad by parameters inside a recording",
             why="parameters are detached while they are recorded, and a step computed from them "
@@ -250,7 +251,9 @@ def _mark(
     ``roots``: what it is the gradient of; none if samples are not separate there.
     """
     state = context.look(source)
-    if not roots or trouble or not isinstance(state, Layout):
+    if isinstance(state, (Constant, Derived)) and not grad.requires_grad:
+        state = Additive()  # of what is the same for all: a term for each sample
+    if not roots or trouble or not isinstance(state, (Layout, Additive)):
         why, fix = "the gradient is not proven to keep samples separate", LOOP
         if trouble:
             why, fix = trouble[0].why, trouble[0].fix

@@ -93,7 +93,7 @@ class Dispatch:
             expect_reached(self._context, owned)
         if not roles.data or (roles.key is None and self._of_nobody(roles)):
             return self._derive(operator, func, args, kwargs, roles)
-        if not wanted:
+        if not wanted or self._returned(owned):
             return self._data(operator, func, args, kwargs, roles)
         return self._use(operator, func, args, kwargs, roles)
 
@@ -118,6 +118,14 @@ class Dispatch:
         if kind is not None and roles.key is not None and func not in self._entering:
             self._learn.use(operator, func, args, kwargs, roles, out, kind)
         return out
+
+    def _returned(self, owned: Sequence[Tensor]) -> bool:
+        """Whether gradients by these are taken by the custom function whose backward runs.
+
+        Its own code does it, natively: it is run once more for every sample.
+        """
+        code = self._context.user_code
+        return bool(code.returning) and all(map(code.returns, owned))
 
     def _of_nobody(self, roles: Roles) -> bool:
         """Whether no element of the data is a sample's: then they are constants, and say so.
