@@ -169,9 +169,10 @@ def run_nested(context: Context, func: Any, args: Sequence[Any], kwargs: dict[st
             _expect_apart(context, roots, seeds)
             entered(func)(*args, **kwargs)
             return
-        leaves = [leaf for root in roots for leaf in leaves_of(root.grad_fn)]
+        leaves = [leaf for root in roots for leaf in _leaves(root)]
         before = [leaf.grad for leaf in leaves]
-        apart = _apart(context, roots, seeds)
+        with torch._C.DisableTorchFunction():  # to look at tensors is no call of the user's
+            apart = _apart(context, roots, seeds)
         entered(func)(*args, **kwargs)
     with torch._C.DisableTorchFunction():
         for leaf, old in zip(leaves, before, strict=True):
@@ -185,6 +186,11 @@ def run_nested(context: Context, func: Any, args: Sequence[Any], kwargs: dict[st
         shapes = tuple(tuple(root.shape) for root in roots)
         reason = Reason("a backward inside backward", why, shapes, here())
         backward.trouble = reason.error("gradients cannot be followed in backward", fix=LOOP)
+
+
+def _leaves(root: Tensor) -> list[Tensor]:
+    """Where gradients of a root arrive; it may be a leaf itself."""
+    return [root] if root.grad_fn is None else leaves_of(root.grad_fn)
 
 
 def _expect_apart(context: Context, roots: list[Any], seeds: list[Any]) -> None:
@@ -234,9 +240,11 @@ def _apart(context: Context, roots: list[Any], seeds: list[Any]) -> bool:
     """Whether every root's gradient starts from the samples of the root."""
     for k, root in enumerate(roots):
         state, seed = context.look(root), seeds[k] if k < len(seeds) else None
+        start = None if seed is None else context.look(seed)
+        if isinstance(state, Constant) and isinstance(start, Constant | None):
+            continue  # it leads to no sample and to no parameter
         if not isinstance(state, (Layout, Additive)):
             return False
-        start = None if seed is None else context.look(seed)
         if start is not None and not same(start, state):
             return False
     return True
