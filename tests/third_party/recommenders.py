@@ -51,7 +51,7 @@ def ranking(name: str, *given: str, **more: Any) -> Subject:
     import torch_rechub.models.ranking as ranking
 
     sparse, dense = _features()
-    arguments: dict[str, Any] = {key: sparse for key in given} | more
+    arguments: dict[str, Any] = dict.fromkeys(given, sparse) | more
     if name in ("AutoInt", "AFM"):
         arguments |= {"dense_features": dense} if name == "AutoInt" else {}
     if name != "AFM":

@@ -67,7 +67,7 @@ def codec() -> Subject:
     from snac import SNAC
 
     net = SNAC(
-        encoder_dim=4, encoder_rates=[2, 2], latent_dim=8, decoder_dim=8, decoder_rates=[2, 2],
+        encoder_dim=4, encoder_rates=[2, 2], latent_dim=None, decoder_dim=8, decoder_rates=[2, 2],
         attn_window_size=None, codebook_size=8, codebook_dim=4, vq_strides=[2, 1], noise=False,
     )  # fmt: skip
     return _first(net, (torch.randn(N, 1, 32),))
@@ -136,17 +136,15 @@ def deep_ar() -> Subject:
 # ---------------------------------------------------------------------- images
 
 
-@TABLE.package("pytorchcv")("resnet", "resnet10")
-@TABLE.package("pytorchcv")("mobilenet", "mobilenet_w1")
-@TABLE.package("pytorchcv")("squeezenet", "squeezenet_v1_0")
-@TABLE.package("pytorchcv")("shufflenet", "shufflenet_g1_w1")
-@TABLE.package("pytorchcv")("dpn", "dpn68")
+@TABLE.package("pytorchcv")("resnet", "resnet20_cifar10")
+@TABLE.package("pytorchcv")("resnet, squeezed and excited", "seresnet20_cifar10")
+@TABLE.package("pytorchcv")("resnet, attention between layers", "diaresnet20_cifar10")
+@TABLE.package("pytorchcv")("resnet, shaken", "shakeshakeresnet20_2x16d_cifar10")
 def zoo(name: str) -> Subject:
     from pytorchcv.model_provider import get_model
 
-    net = get_model(name, in_size=(64, 64), num_classes=3)
-    return Subject(net.eval(), squares, _image(size=64 if name != "squeezenet_v1_0" else 224)[:2],
-                   n=2)  # fmt: skip
+    net = get_model(name)
+    return Subject(net, squares, _image(size=32)[:2], n=2)
 
 
 @TABLE.package("dynamic-network-architectures")("U-Net")
@@ -173,7 +171,9 @@ def vision(pooled: bool) -> Subject:
 
 
 @TABLE.package("open_clip_torch", "open_clip")("text transformer", "argmax", False)
-@TABLE.package("open_clip_torch", "open_clip")("text transformer, its own class token", "last", True)
+@TABLE.package("open_clip_torch", "open_clip")(
+    "text transformer, its own class token", "last", True
+)
 def text(pool: str, token: bool) -> Subject:
     from open_clip.transformer import TextTransformer
 
@@ -222,7 +222,7 @@ def video() -> Subject:
     return _first(net, (torch.randn(N, 3, 3, 8, 8), torch.rand(N)))
 
 
-# ---------------------------------------------------------------------- molecules, sentences, spikes
+# ---------------------------------------------------------------------- molecules, sentences
 
 
 @TABLE.package("torchani")("energies of molecules", False)

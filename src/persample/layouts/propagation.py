@@ -133,8 +133,9 @@ def _special(operator: Operator, call: Call, coloured: Coloured) -> Result | lis
     """Some argument is mixed, a sum over samples, or coupled to the whole batch."""
     live: Coloured = []
     chosen: Coloured = []
+    unread = _branch_not_taken(call) if operator.name == "where" else None
     for tensor, state in coloured:
-        if isinstance(state, Constant) or _is_size(operator, call, tensor):
+        if isinstance(state, Constant) or _is_size(operator, call, tensor) or tensor is unread:
             continue
         real = tensor.is_floating_point() or tensor.is_complex()
         if not real and isinstance(state, Layout) and state.coupled is not None:
@@ -192,6 +193,21 @@ def _is_size(operator: Operator, call: Call, tensor: Tensor) -> bool:
         return False
     number = not (tensor.is_floating_point() or tensor.is_complex())
     return number and not (call.args and tensor is call.args[0])
+
+
+def _branch_not_taken(call: Call) -> Tensor | None:
+    """What ``where`` is given and takes no element of, because of the condition's values.
+
+    A sample's elements then depend on its condition, and on the other branch.
+    """
+    if len(call.args) != 3 or not all(isinstance(given, Tensor) for given in call.args):
+        return None
+    condition, first, second = call.args
+    unread: Tensor = second if bool(condition.all()) else first
+    taken = first if unread is second else second
+    if unread is first and bool(condition.any()):
+        return None
+    return None if unread.requires_grad or unread is taken or unread is condition else unread
 
 
 def _coupling(state: State) -> Reason | None:
