@@ -49,6 +49,38 @@ class Again(torch.autograd.Function):
         return None, None, found[0], *(own.pop(0) if w.requires_grad else None for w in weights)
 
 
+class Inside(torch.autograd.Function):
+    """Layers without a graph; backward runs them again, and back-propagates from ``extra``, too."""
+
+    @staticmethod
+    def forward(ctx: Any, m: Any, extra: Callable[[Any, Tensor], Tensor], x: Tensor) -> Tensor:
+        ctx.m, ctx.extra = m, extra
+        ctx.save_for_backward(x)
+        with torch.no_grad():
+            return torch.tanh(m.l(x))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        with torch.enable_grad():
+            x = ctx.saved_tensors[0].detach().requires_grad_()
+            roots = torch.tanh(ctx.m.l(x)), ctx.extra(ctx.m, x)
+        torch.autograd.backward(roots, (grads[0], torch.ones_like(roots[1])))
+        return None, None, x.grad
+
+
+def inside(extra: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Tensor], Tensor]:
+    return lambda m, x: m.k(Inside.apply(m, extra, m.k(x)))
+
+
+ROOTS: Table = {
+    "a constant": (EXACT, inside(lambda m, x: torch.zeros((), requires_grad=True))),
+    "constants": (EXACT, inside(lambda m, x: 2 * torch.ones(N, requires_grad=True))),
+    "a penalty of weights": (REFUSED, inside(lambda m, x: m.l.weight.square().sum())),
+    "a penalty of each sample": (EITHER, inside(lambda m, x: x.square().sum(1))),
+    "a penalty of all samples": (REFUSED, inside(lambda m, x: x.sum(0).square().sum())),
+}
+
+
 def layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return torch.tanh(torch.nn.functional.linear(x, weight, bias))
 
@@ -151,8 +183,8 @@ WRONG: Table = {
 
 def cases() -> Iterator[Case]:
     """On a module with two layers."""
-    for table in (RIGHT, WRONG):
-        yield from on_module("adjoint", table, rand(N, N), l=lin(), k=lin(seed=3))
+    for name, table in (("adjoint", RIGHT), ("adjoint", WRONG), ("root beside", ROOTS)):
+        yield from on_module(name, table, rand(N, N), l=lin(), k=lin(seed=3))
     frozen = lin()
     frozen.weight.requires_grad_(False)
     yield case("adjoint: a frozen weight", EXACT, again, rand(N, N), l=frozen, k=lin(seed=3))

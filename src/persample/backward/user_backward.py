@@ -241,7 +241,7 @@ def _apart(context: Context, roots: list[Any], seeds: list[Any]) -> bool:
     for k, root in enumerate(roots):
         state, seed = context.look(root), seeds[k] if k < len(seeds) else None
         start = None if seed is None else context.look(seed)
-        if isinstance(state, Constant) and isinstance(start, Constant | None):
+        if isinstance(state, Constant | None) and isinstance(start, Constant | None):
             continue  # it leads to no sample and to no parameter
         if not isinstance(state, (Layout, Additive)):
             return False
