@@ -34,6 +34,7 @@ CASES = (
     "losses",
     "tokens",
     "functions",
+    "adjoints",
     "hooks",
     "backwards",
     "weights",

@@ -8,6 +8,7 @@ tensor as it was, a second way to the loss hides what the first one lost.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from torch.nn import functional as F
 
 import persample
 
-from .base import EXACT, REFUSED, Case, N, Net, Script, Table, lin, on_module, rand, spread
+from .base import EITHER, EXACT, REFUSED, Case, N, Net, Script, Table, lin, on_module, rand, spread
 from .rows import Pair, native
 
 Weigh = Callable[[Tensor], Tensor]
@@ -55,6 +56,16 @@ WEIGHTS: dict[str, tuple[str, Weigh]] = {
     "tensor of others": (REFUSED, lambda h: torch.tensor(h).flip(0)),
     "tensor of a count": (REFUSED, lambda h: torch.tensor((h > 0).sum())),
     "full": (REFUSED, lambda h: torch.full((N, 1), h[0, 0])),
+    "like what is mixed": (
+        EXACT,
+        lambda h: h * (torch.ones_like(h - h.mean(0)) + (h - h.mean(0)).new_full((1,), 2)),
+    ),
+    "like what is mixed, filled": (REFUSED, lambda h: torch.full_like(h - h.mean(0), h.mean())),
+    "like a mean, filled with it": (REFUSED, lambda h: h * torch.full_like(h.mean(), h.mean())),
+    "like what is mixed, written to": (
+        REFUSED,
+        lambda h: h * torch.zeros_like(h - h.mean(0)).copy_(h - h.mean(0)),
+    ),
     "full_like": (REFUSED, lambda h: torch.full_like(h, h.mean())),
     "full_like of one sample": (REFUSED, lambda h: torch.full_like(h, h[0, 0])),
     "new_full": (REFUSED, lambda h: h.new_full((N, 1), h[0, 0])),
@@ -114,9 +125,36 @@ TWO_WAYS: Table = {
 }
 
 
+def chosen(m: Any, x: Tensor, holds: Weigh, *, grad: bool = False, turn: bool = False) -> Tensor:
+    """A layer of each sample's values, or of the batch's mean where a condition does not hold."""
+    h = m.l(x)
+    mean = h.mean(0) if grad else h.detach().mean(0)
+    return m.k(torch.where(~holds(h), mean, h) if turn else torch.where(holds(h), h, mean))
+
+
+def both(m: Any, x: Tensor) -> Tensor:
+    """The same call, once where all values are taken and once where some are not."""
+    return chosen(m, x, lambda h: h > -99) + chosen(m, x, lambda h: h > 0)
+
+
+BRANCHES: Table = {
+    "taken everywhere": (EXACT, lambda m, x: chosen(m, x, lambda h: h > -99)),
+    "taken everywhere, turned": (EXACT, lambda m, x: chosen(m, x, lambda h: h > -99, turn=True)),
+    "taken by a constant": (EXACT, lambda m, x: chosen(m, x, lambda h: torch.tensor(True))),
+    "taken nearly everywhere": (REFUSED, lambda m, x: chosen(m, x, lambda h: h > h.min())),
+    "not taken for one sample": (
+        REFUSED, lambda m, x: chosen(m, x, lambda h: torch.arange(N)[:, None] > 0)),
+    "not taken": (REFUSED, lambda m, x: chosen(m, x, lambda h: h < -99)),
+    "taken as the batch says": (REFUSED, lambda m, x: chosen(m, x, lambda h: h > h.mean() - 99)),
+    "with a gradient": (EITHER, lambda m, x: chosen(m, x, lambda h: h > -99, grad=True)),
+    "taken, then not": (REFUSED, both),
+}  # fmt: skip
+
+
 def cases() -> Iterator[Case]:
-    """Writes that leave a part as it was."""
-    return on_module("coupled", TWO_WAYS, rand(N, N), l=lin(), k=lin(seed=3))
+    """Writes that leave a part as it was, and branches that are not taken."""
+    for name, table in (("coupled", TWO_WAYS), ("branch", BRANCHES)):
+        yield from on_module(name, table, rand(N, N), l=lin(), k=lin(seed=3))
 
 
 def scripts() -> Iterator[Script]:

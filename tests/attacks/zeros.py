@@ -20,6 +20,10 @@ TURNED = torch.eye(N * T, dtype=torch.float64).roll(T, 0)
 SAME = IDS[:, None] == IDS
 OPEN = SAME.clone()
 OPEN[0, -1] = True
+EACH = torch.arange(N)[:, None] == IDS  # a query for every sample
+BOTH = EACH.clone()
+BOTH[2, -1] = True
+SHUT = EACH & (IDS != 1)
 SQUARES = torch.zeros(1, N * T, dtype=torch.float64)
 SQUARES[:, [0, 3, 4, 9, 10]] = 1  # 0, 1, 1, 3, 3: mean 1.6, and as many squares as five times 2
 ALIKE = torch.block_diag(*[rand(T, T)] * N)
@@ -47,6 +51,15 @@ def packed(m: Any, x: Tensor, mask: Tensor, padding: int = 0) -> Tensor:
     h = F.pad(flat(m, x).view(2, N * T // 2, N), (0, 0, 0, padding))
     out = F.scaled_dot_product_attention(h, h, h, attn_mask=mask)[:, : N * T // 2]
     return m.k(out.reshape(-1, N)).view(N, T, N)
+
+
+def asked(m: Any, x: Tensor, mask: Tensor, *, later: Any = None, **more: Any) -> Tensor:
+    """Queries that are parameters, each for the sample whose rows its mask leaves to it."""
+    h = flat(m, x)
+    out = F.scaled_dot_product_attention(more.get("q", m.w), h, more.get("v", h), attn_mask=mask)
+    if later is not None:
+        later(mask)
+    return m.k(out)
 
 
 HALVES = (IDS.view(2, -1), F.pad(IDS.view(2, -1), (0, 2), value=-1))
@@ -143,6 +156,39 @@ MASKS: Table = {
         ).transpose(1, 2).reshape(N, T, N))),
 }  # fmt: skip
 
+QUERIES: Table = {
+    "learned": (EXACT, lambda m, x: asked(m, x, EACH)),
+    "learned, infinite": (
+        EXACT, lambda m, x: asked(m, x, FAR[:N].masked_fill(~EACH, -torch.inf))),
+    "learned, one of another sample": (REFUSED, lambda m, x: asked(m, x, BOTH)),
+    "learned, turned": (EXACT, lambda m, x: asked(m, x, EACH.roll(1, 0))),
+    "learned, turned back": (EXACT, lambda m, x: asked(m, x, EACH.roll(1, 0)).roll(-1, 0)),
+    "learned, a closed row": (EXACT, lambda m, x: asked(m, x, SHUT) * 1.0),
+    "learned, a closed row, numbers": (
+        REFUSED, lambda m, x: asked(
+            m, x, FAR[:N].masked_fill(~SHUT, torch.finfo(torch.float64).min))),
+    "learned, nearly closed": (
+        REFUSED, lambda m, x: asked(m, x, FAR[:N].masked_fill(~EACH, -1e4))),
+    "learned, opened unseen": (
+        REFUSED, lambda m, x: asked(
+            m, x, FAR[:N].masked_fill(~EACH, -torch.inf),
+            later=lambda mask: mask.data.zero_())),
+    "learned, a mask of parameters": (REFUSED, lambda m, x: asked(m, x, m.w[:, :1] * EACH)),
+    "learned, also the values": (REFUSED, lambda m, x: asked(m, x, EACH, v=m.w.repeat(T, 1))),
+    "learned, with a gradient of its own": (
+        EXACT, lambda m, x: asked(m, x, EACH, q=torch.tanh(m.w @ m.w.T))),
+    "learned, no gradient of the data": (
+        EXACT, lambda m, x: F.scaled_dot_product_attention(
+            m.w, x.reshape(-1, N), x.reshape(-1, N), attn_mask=EACH)),
+    "constant": (EXACT, lambda m, x: asked(m, x, EACH, q=m.w.detach())),
+    "learned, twice": (
+        EXACT, lambda m, x: asked(m, x, EACH) + asked(m, x.flip(1), EACH)),
+    "learned, after its mask was open": (
+        EXACT, lambda m, x: (asked(m, x, BOTH), asked(m, x, EACH))[1]),
+    "learned, before its mask is open": (
+        REFUSED, lambda m, x: (asked(m, x, EACH), asked(m, x, BOTH))[1]),
+}  # fmt: skip
+
 
 def cases() -> Iterator[Case]:
     """Products and attention masks."""
@@ -154,3 +200,5 @@ def cases() -> Iterator[Case]:
         yield case(f"zeros: a hook that hides overflow{name}", expectation, tidied,
                    rand(N, T, N), scale, l=lin())  # fmt: skip
     yield from on_module("mask", MASKS, rand(N, T, N), l=lin(), k=lin(seed=3))
+    parts = {"l": lin(), "k": lin(seed=3), "w": rand(N, N, seed=5)}
+    yield from on_module("queries", QUERIES, rand(N, T, N), **parts)

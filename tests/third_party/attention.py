@@ -27,9 +27,19 @@ def _built(module: str, name: str, inputs: Any, **arguments: Any) -> Subject:
     return Subject(Fn(_mean, net=net), squares, inputs())
 
 
-def add(package: str, module: str, name: str, inputs: Any, **arguments: Any) -> None:
-    """A row: a class of a module with these arguments."""
-    TABLE.package(package, module)(name, module, name, inputs, **arguments)(_built)
+def added(table: Table) -> Any:
+    """A function that adds a row to a table: a class of a module with these arguments."""
+
+    def add(
+        package: str, module: str, name: str, inputs: Any, *, called: str = "", **arguments: Any
+    ) -> None:
+        title = f"{name}, {called}" if called else name
+        table.package(package, module)(title, module, name, inputs, **arguments)(_built)
+
+    return add
+
+
+add = added(TABLE)
 
 
 def vectors(*shapes: tuple[int, ...]) -> Any:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 import warnings
 
-from . import causes_of_flow, causes_of_state
+from . import causes_of_backward, causes_of_flow, causes_of_state
 from .cause import CAUSES
 from .judge import judge
 
-__all__ = ["CAUSES", "causes_of_flow", "causes_of_state"]
+__all__ = ["CAUSES", "causes_of_backward", "causes_of_flow", "causes_of_state"]
 
 
 def main() -> int:

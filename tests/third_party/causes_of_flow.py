@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from tests.models import Fn, par
 
-from .cause import NEEDLESS, cause, loop, mark, mark_all, name_it, subject
+from .cause import NEEDLESS, cause, mark, mark_all, name_it, subject
 from .subject import N, Subject
 
 # ---------------------------------------------------------------------- rows of nobody
@@ -113,36 +113,6 @@ def trace() -> Subject:
         return y + found.diagonal(dim1=0, dim2=2).sum(1, keepdim=True)
 
     return subject(Fn(f, a=nn.Linear(5, 4), b=nn.Linear(4, 5)), torch.randn(N, 5))
-
-
-class Adjoint(torch.autograd.Function):
-    """One step of an ordinary differential equation whose backward differentiates the model."""
-
-    @staticmethod
-    def forward(ctx: Any, field: nn.Module, x: Tensor, *parameters: Tensor) -> Tensor:
-        ctx.field = field
-        with torch.no_grad():
-            out = x + 0.1 * field(x)
-        ctx.save_for_backward(x, *parameters)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        x, *parameters = ctx.saved_tensors
-        with torch.enable_grad():
-            x = x.detach().requires_grad_()
-            out = x + 0.1 * ctx.field(x)
-            found = torch.autograd.grad(out, (x, *parameters), grads[0], allow_unused=True)
-        return None, *found
-
-
-@cause("an adjoint: a custom backward differentiates the model", NEEDLESS, "loop", loop)
-def adjoint() -> Subject:
-    def f(s: Any, x: Tensor) -> Tensor:
-        return s.b(Adjoint.apply(s.field, x, *s.field.parameters()))
-
-    field = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 5))
-    return subject(Fn(f, field=field, b=nn.Linear(5, 2)), torch.randn(N, 5))
 
 
 # ---------------------------------------------------------------------- what holds samples
@@ -272,6 +242,21 @@ def packs() -> Subject:
 
     graphs = _graphs()
     model = Fn(f, a=nn.Linear(5, 4), b=nn.Linear(4, 4), qkv=nn.Linear(4, 12))
+    return subject(model, graphs, pick=lambda rows: ([graphs[i] for i in rows],))
+
+
+@cause("learned queries, one for each sample of a pack")
+def learned_queries() -> Subject:
+    def f(s: Any, graphs: list[Tensor]) -> Tensor:
+        x, owner = _packs(s, graphs)
+        mine = torch.arange(len(graphs))[:, None] == owner[:, None]
+        found = nn.functional.scaled_dot_product_attention(
+            s.q.expand(*mine.shape[:2], 4), x, x, mine
+        )
+        return s.b(found[owner.amax(1) >= 0].sum(0))
+
+    graphs = _graphs()
+    model = Fn(f, a=nn.Linear(5, 4), b=nn.Linear(4, 4), q=nn.Parameter(torch.randn(4)))
     return subject(model, graphs, pick=lambda rows: ([graphs[i] for i in rows],))
 
 

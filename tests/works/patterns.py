@@ -396,6 +396,41 @@ class OwnLinear(torch.autograd.Function):
         return g @ w, g.t() @ x
 
 
+class Adjoint(torch.autograd.Function):
+    """Two steps without a graph; backward runs the field again, and keeps one vector of all."""
+
+    @staticmethod
+    def forward(ctx: Any, field: nn.Module, x: Tensor, *weights: Tensor) -> Tensor:
+        ctx.field = field
+        with torch.no_grad():
+            path = [x, x + 0.5 * field(x)]
+            path.append(path[1] + 0.5 * field(path[1]))
+        ctx.save_for_backward(torch.stack(path), *weights)
+        return path[-1]
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
+        path, *weights = ctx.saved_tensors
+        state = torch.cat([g.flatten(), *(torch.zeros_like(w).flatten() for w in weights)])
+        sizes = [g.numel(), *(w.numel() for w in weights)]
+        for step in (1, 0):
+            here = state[: g.numel()].view_as(g)
+            with torch.enable_grad():
+                x = path[step].detach().requires_grad_()
+                found = torch.autograd.grad(ctx.field(x), (x, *weights), here, allow_unused=True)
+            state = state + 0.5 * torch.cat([part.flatten() for part in found])
+        parts = zip(state.split(sizes), (g, *weights), strict=True)
+        return None, *(part.view(like.shape) for part, like in parts)
+
+
+@CASES.right("an adjoint: a custom backward that takes gradients by parameters")
+def adjoint() -> Outcome:
+    def f(s: Any, x: Tensor) -> Tensor:
+        return s.m[4](Adjoint.apply(s.m[1:4], s.m[0](x), *s.m[1:4].parameters()))
+
+    return alone(Fn(f, m=net()))
+
+
 @CASES.right("a custom autograd.Function on data")
 def custom() -> Outcome:
     return alone(Fn(lambda s, x: s.m[4](Square.apply(s.m[:4](x))), m=net()))

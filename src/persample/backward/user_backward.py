@@ -15,7 +15,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from ..autograd_graph import leaves_of
 from ..errors import LOOP, MixedSamplesError, PersampleError, Reason, UsageError, called_by, here
 from ..guards.untrained import note_untrained
-from ..layouts.layout import Additive, Layout, Mixed
+from ..layouts.layout import Additive, Constant, Layout, Mixed
 from ..modes import entered, watching
 from ..uses.context import Context
 from ..uses.tensor_states import Derived, same
@@ -100,7 +100,8 @@ def run_grad(context: Context, args: Sequence[Any], kwargs: dict[str, Any]) -> A
     names = ("outputs", "inputs", "grad_outputs", "retain_graph", "create_graph")
     given = dict(zip(names, args, strict=False)) | kwargs
     inputs = _listed(given["inputs"])
-    if not context.options.native and any(isinstance(context.look(i), Derived) for i in inputs):
+    owned = [i for i in inputs if isinstance(context.look(i), Derived)]
+    if not context.options.native and not all(map(context.user_code.returns, owned)):
         raise MixedSamplesError(
             "torch.autograd.grad by parameters inside a recording",
             why="parameters are detached while they are recorded, and a step computed from them "
@@ -168,9 +169,10 @@ def run_nested(context: Context, func: Any, args: Sequence[Any], kwargs: dict[st
             _expect_apart(context, roots, seeds)
             entered(func)(*args, **kwargs)
             return
-        leaves = [leaf for root in roots for leaf in leaves_of(root.grad_fn)]
+        leaves = [leaf for root in roots for leaf in _leaves(root)]
         before = [leaf.grad for leaf in leaves]
-        apart = _apart(context, roots, seeds)
+        with torch._C.DisableTorchFunction():  # to look at tensors is no call of the user's
+            apart = _apart(context, roots, seeds)
         entered(func)(*args, **kwargs)
     with torch._C.DisableTorchFunction():
         for leaf, old in zip(leaves, before, strict=True):
@@ -184,6 +186,11 @@ def run_nested(context: Context, func: Any, args: Sequence[Any], kwargs: dict[st
         shapes = tuple(tuple(root.shape) for root in roots)
         reason = Reason("a backward inside backward", why, shapes, here())
         backward.trouble = reason.error("gradients cannot be followed in backward", fix=LOOP)
+
+
+def _leaves(root: Tensor) -> list[Tensor]:
+    """Where gradients of a root arrive; it may be a leaf itself."""
+    return [root] if root.grad_fn is None else leaves_of(root.grad_fn)
 
 
 def _expect_apart(context: Context, roots: list[Any], seeds: list[Any]) -> None:
@@ -233,9 +240,11 @@ def _apart(context: Context, roots: list[Any], seeds: list[Any]) -> bool:
     """Whether every root's gradient starts from the samples of the root."""
     for k, root in enumerate(roots):
         state, seed = context.look(root), seeds[k] if k < len(seeds) else None
+        start = None if seed is None else context.look(seed)
+        if isinstance(state, Constant | None) and isinstance(start, Constant | None):
+            continue  # it leads to no sample and to no parameter
         if not isinstance(state, (Layout, Additive)):
             return False
-        start = None if seed is None else context.look(seed)
         if start is not None and not same(start, state):
             return False
     return True
@@ -250,7 +259,9 @@ def _mark(
     ``roots``: what it is the gradient of; none if samples are not separate there.
     """
     state = context.look(source)
-    if not roots or trouble or not isinstance(state, Layout):
+    if isinstance(state, (Constant, Derived)) and not grad.requires_grad:
+        state = Additive()  # of what is the same for all: a term for each sample
+    if not roots or trouble or not isinstance(state, (Layout, Additive)):
         why, fix = "the gradient is not proven to keep samples separate", LOOP
         if trouble:
             why, fix = trouble[0].why, trouble[0].fix

@@ -89,6 +89,7 @@ class ExtractedNumbers:
     def begin(self) -> None:
         """A new backward pass."""
         self.running: list[Received] = []  # what hooks and custom functions were given
+        self._context.user_code.returning.clear()
         self.seen, self._name = False, ""
         self._place: Place | None = None
 

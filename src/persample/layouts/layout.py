@@ -71,6 +71,10 @@ class Additive:
 
     coupled: Reason | None = None
 
+    def with_coupling(self, reason: Reason | None) -> Additive:
+        """The same, remembering that the values depend on the whole batch."""
+        return self if self.coupled is not None else Additive(reason)
+
 
 @dataclass(frozen=True, slots=True)
 class Mixed:

@@ -15,6 +15,11 @@ ALIASING = frozenset(
 SHAPE_ONLY = frozenset(
     """expand_as view_as reshape_as type_as to zeros_like ones_like empty_like""".split()
 )
+# Only shape, dtype and device of the first argument are looked at.
+LIKE = frozenset(
+    """zeros_like ones_like empty_like full_like rand_like randn_like randint_like new_zeros
+    new_ones new_empty new_empty_strided new_full""".split()
+)
 # The operator's own backward does not keep its result: a tap may go on it without a copy.
 FRESH = frozenset(
     """conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d layer_norm group_norm

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from ..errors import LOOP, Mixing, Reason, here
 from .call import Call, Result, collect
+from .joined_sums import JOINS, Sums, beside_samples, taken_apart
 from .layout import NAME_IT, Additive, Constant, Layout, Mixed, State
-from .operator_facts import CHOOSES
+from .operator_facts import CHOOSES, LIKE
 from .operators import Operator
 from .ranking import READS, SAME, SORTS, counts_rows, coupling_after, regroup
 
@@ -129,8 +130,9 @@ def _special(operator: Operator, call: Call, coloured: Coloured) -> Result | lis
     """Some argument is mixed, a sum over samples, or coupled to the whole batch."""
     live: Coloured = []
     chosen: Coloured = []
+    unread = _branch_not_taken(call) if operator.name == "where" else None
     for tensor, state in coloured:
-        if isinstance(state, Constant) or _is_size(operator, call, tensor):
+        if isinstance(state, Constant) or _is_size(operator, call, tensor) or tensor is unread:
             continue
         real = tensor.is_floating_point() or tensor.is_complex()
         if not real and isinstance(state, Layout) and state.coupled is not None:
@@ -163,7 +165,11 @@ def _special(operator: Operator, call: Call, coloured: Coloured) -> Result | lis
         return _propagate_coupled(operator, call, live, why)
     if _adds_numbers(operator, call):
         return _sum_of(live)
-    return Mixed(_first_reason(live, operator, call))
+    why = _first_reason(live, operator, call)
+    joined = None
+    if operator.name in JOINS and not call.out.requires_grad:  # in backward: no losses
+        joined = beside_samples(live, why, call.n)
+    return Mixed(why) if joined is None else _propagate_coupled(operator, call, joined, None)
 
 
 def _adds_numbers(operator: Operator, call: Call) -> bool:
@@ -177,11 +183,28 @@ def _sum_of(live: Coloured) -> Additive:
 
 def _is_size(operator: Operator, call: Call, tensor: Tensor) -> bool:
     """Whether a result takes a number for its shape from a tensor: like ``int(tensor)``."""
+    if operator.name in LIKE and call.args and tensor is call.args[0]:
+        return sum(tensor is each for each in call.tensors()) == 1
     shapes = operator.name == "one_hot" or (operator.aliasing and operator.name not in CHOOSES)
     if not shapes or tensor.dim() > 0:
         return False
     number = not (tensor.is_floating_point() or tensor.is_complex())
     return number and not (call.args and tensor is call.args[0])
+
+
+def _branch_not_taken(call: Call) -> Tensor | None:
+    """What ``where`` is given and takes no element of, because of the condition's values.
+
+    A sample's elements then depend on its condition, and on the other branch.
+    """
+    if len(call.args) != 3 or not all(isinstance(given, Tensor) for given in call.args):
+        return None
+    condition, first, second = call.args
+    unread: Tensor = second if bool(condition.all()) else first
+    taken = first if unread is second else second
+    if unread is first and bool(condition.any()):
+        return None
+    return None if unread.requires_grad or unread is taken or unread is condition else unread
 
 
 def _coupling(state: State) -> Reason | None:
@@ -203,10 +226,13 @@ def _scale_by_batch(operator: Operator, call: Call, live: Coloured) -> Result | 
     grads = [pair for pair in live if pair[0].requires_grad]
     if len(grads) > 1 or any(id(t) == _denominator(call) for t, _ in grads):
         return mixed
+    if any(isinstance(_coupling(state), Sums) for _, state in live):
+        if len(live) > 1 or id(live[0][0]) == _denominator(call):
+            return mixed  # no longer a sum over samples
     main = (grads or [p for p in live if isinstance(p[1], Layout)] or live)[0]
     if id(main[0]) == _denominator(call) and not isinstance(main[1], Layout):
         return mixed
-    others = [pair for pair in live if pair[0] is not main[0]]
+    others = [pair for pair in live if pair is not main]
     scalars = [pair for pair in others if not isinstance(pair[1], Layout)]
     if isinstance(main[1], Mixed) or any(t.numel() != 1 for t, _ in scalars):
         return mixed
@@ -231,20 +257,25 @@ def _propagate_coupled(
     layouts.update((id(tensor), layout.plain()) for tensor, layout in held)
     inner = Call(call.name, call.func, call.args, call.kwargs, call.out, layouts, call.n)
     result = _apply(operator, inner)
+    joined = [isinstance(layout.coupled, Sums) for _, layout in held]
+    if any(joined) and (why is not None or not all(joined)):
+        raise Mixing("sums over samples are read, or scaled, by numbers of the whole batch")
     if held and why is None:
         why = coupling_after(call, held)
     if isinstance(result, list):
-        return [_tag(r, why) for r in result]
+        return [_tag(r, why, call.n) for r in result]
     if (
         operator.name in _SUMS
         and isinstance(result, Layout)
         and counts_rows(call.out, result, call.n)
     ):
         return result
-    return _tag(result, why)
+    return _tag(result, why, call.n)
 
 
-def _tag(state: Result, why: Reason | None) -> Result:
+def _tag(state: Result, why: Reason | None, n: int) -> Result:
+    if isinstance(why, Sums):
+        return taken_apart(state, why, n)
     if isinstance(state, Layout):
         return state.with_coupling(why)
     if isinstance(state, Additive):

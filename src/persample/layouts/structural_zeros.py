@@ -110,12 +110,22 @@ def _attention(call: Call) -> Layout | None:
     keys = keys.unsqueeze(-2)
     left = torch.where(open_, keys, -1)
     owner = left.amax(-1)
-    if bool(((left >= 0) & (left != owner.unsqueeze(-1))).any()) or not bool(open_.any(-1).all()):
+    if bool(((left >= 0) & (left != owner.unsqueeze(-1))).any()):
+        return None
+    if not _closed_rows_are_zero(call.out, mask, open_):
         return None
     if bool(((queries >= 0) & (owner >= 0) & (queries != owner)).any()):
         return None
     colours = torch.maximum(queries, owner).unsqueeze(-1)
     return Layout(rows, 1, squeeze_colours(colours, call.n))
+
+
+def _closed_rows_are_zero(out: Tensor, mask: Tensor, open_: Tensor) -> bool:
+    """Whether queries that see no key made nothing of all keys: minus infinity for each does."""
+    seeing = open_.any(-1, keepdim=True)
+    if bool(seeing.all()):
+        return True
+    return mask.dtype == torch.bool and not bool(out.detach().masked_select(~seeing).any())
 
 
 def _mask_outweighs(q: Tensor, k: Tensor, mask: Tensor) -> bool:
@@ -127,9 +137,9 @@ def _mask_outweighs(q: Tensor, k: Tensor, mask: Tensor) -> bool:
 
 
 def _rows(call: Call, tensor: Tensor) -> Tensor | None:
-    """The sample of each row, negative for rows of nobody; None where rows hold several."""
-    layout = call.layout(tensor)
-    if layout is None:
-        return None
-    ids = ids_of(layout, tensor.shape, call.n, tensor.device)
+    """The sample of each row, negative for rows of nobody; None where rows hold several.
+
+    Queries that are constants, or made of parameters alone, are the sample's whose keys they see.
+    """
+    ids = call.colours(tensor)
     return ids.squeeze(-1) if ids.shape[-1] == 1 else None

@@ -93,7 +93,7 @@ class Dispatch:
             expect_reached(self._context, owned)
         if not roles.data or (roles.key is None and self._of_nobody(roles)):
             return self._derive(operator, func, args, kwargs, roles)
-        if not wanted:
+        if not wanted or self._returned(owned):
             return self._data(operator, func, args, kwargs, roles)
         return self._use(operator, func, args, kwargs, roles)
 
@@ -114,10 +114,18 @@ class Dispatch:
                 result, written = args[0] if operator.inplace else out, operator.inplace
                 self._marking.store(operator, result, bad, roles.coloured, written=written)
                 return out
-        out, kind = capture_use(self._context, operator, func, args, kwargs, roles)
+        out, kind = capture_use(self._context, operator, func, args, kwargs, roles, self._by_zeros)
         if kind is not None and roles.key is not None and func not in self._entering:
             self._learn.use(operator, func, args, kwargs, roles, out, kind)
         return out
+
+    def _returned(self, owned: Sequence[Tensor]) -> bool:
+        """Whether gradients by these are taken by the custom function whose backward runs.
+
+        Its own code does it, natively: it is run once more for every sample.
+        """
+        code = self._context.user_code
+        return bool(code.returning) and all(map(code.returns, owned))
 
     def _of_nobody(self, roles: Roles) -> bool:
         """Whether no element of the data is a sample's: then they are constants, and say so.
@@ -279,9 +287,7 @@ class Dispatch:
                 like = self._marking.memory(operator, result, roles.coloured[0][0])
             self._states.put(result, states, like)
         else:
-            found = states
-            if operator.name in ZEROS and isinstance(states, (Additive, Mixed)):
-                found = self._by_zeros(operator, seen, kwargs, result, roles) or states
+            found = self._by_zeros(operator, seen, kwargs, result, roles, states) or states
             written = operator.inplace or "out" in kwargs
             self._marking.store(operator, result, found, roles.coloured, written=written)
         # what values decided is never learned, nor a name that means two functions
@@ -291,10 +297,10 @@ class Dispatch:
 
     def _by_zeros(
         self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any,
-        roles: Roles,
+        roles: Roles, states: Any,
     ) -> Layout | None:  # fmt: skip
         """A product in which samples interact by its shapes, but not by its values."""
-        if roles.owned:
+        if operator.name not in ZEROS or not isinstance(states, (Additive, Mixed)):
             return None
         n = self._states.n or 0
         found = separate_by_zeros(operator, args, kwargs, out, roles.coloured, n)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -29,9 +29,9 @@ from .roles import Coloured, Roles
 
 def capture_use(
     context: Context, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any],
-    roles: Roles,
+    roles: Roles, by_zeros: Callable[..., Layout | None],
 ) -> tuple[Any, Kind | None]:  # fmt: skip
-    """One use, and of what kind it is; None where it became several.
+    """One use, and of what kind it is; None where it became several, or values decided.
 
     The native operator runs on the detached parameter (unless the graph is wanted).
     """
@@ -65,11 +65,12 @@ def capture_use(
     use.autocast = current_autocast(device)
     use.closed = closed
     states = layouts_of(context.n or 0, operator, func, call_args, call_kwargs, result, roles)
-    states, use.guessed = _settled(context, operator, states, result)
+    read = by_zeros(operator, args, kwargs, result, roles, states)
+    states, use.guessed = _settled(context, operator, read or states, result)
     followed = _tap(context, operator, use, result, states, saved)
     if target is not None:
         return _write_back(context, target, followed), kind
-    return followed, kind
+    return followed, None if read else kind
 
 
 def repeat_use(context: Context, plan: UsePlan, func: Any, values: Sequence[Any]) -> Tensor:

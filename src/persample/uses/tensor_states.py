@@ -394,6 +394,8 @@ def same(before: Any, after: Any) -> bool:
     """Whether a write left the colours where they were."""
     if before is after:
         return True
+    if isinstance(before, Additive) and isinstance(after, Additive):
+        return before.coupled is after.coupled
     if isinstance(before, Layout) and isinstance(after, Layout):
         if before.coupled is not after.coupled:
             return False

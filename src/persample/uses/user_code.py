@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge
 
-from ..autograd_graph import nodes_of
+from ..autograd_graph import ends_in, nodes_of
 
 
 class UserCode:
@@ -27,6 +27,7 @@ class UserCode:
         self.followed: dict[int, Any] = {}  # nodes of functions that are followed, by their ids
         self.ends: list[Any] = []  # of these, the ones that take parameters
         self.derived: list[Any] = []  # nodes of parameters' own graphs that functions take
+        self.returning: list[set[int]] = []  # parameters of functions whose backward runs
         self.start = torch._C._autograd._get_sequence_nr()  # nodes of the block come later
         self._walked: set[Any] = set()
 
@@ -51,6 +52,13 @@ class UserCode:
                 self.exposed = True
                 self.by_hand.append(at)
             waiting += [into for into, _ in at.next_functions]
+
+    def returns(self, tensor: Tensor) -> bool:
+        """Whether the function whose backward runs is to return what reaches this tensor."""
+        if not self.returning:
+            return False
+        known = self.returning[-1]
+        return id(tensor) in known if tensor.is_leaf else ends_in(tensor.grad_fn, known)
 
     def shares_graphs(self) -> bool:
         """Whether a function's run goes on through graphs of parameters that other uses need."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...errors import Place
 from ...guards.extracted_numbers import ExtractedNumbers, Received
-from ...layouts.layout import Additive, Layout, State
+from ...layouts.layout import Additive, Constant, Layout, State
 from ...uses.context import Context
 from ...uses.tensor_states import same
 from .custom_parameters import OfParameters
@@ -61,6 +61,8 @@ class FollowedBackward:
         with torch._C.DisableTorchFunction():
             followed.received = Received(grads)
             owner.numbers.running.append(followed.received)
+            own = followed.own
+            context.user_code.returning.append(own.parameters if own is not None else set())
             for k, grad in enumerate(grads):
                 state = followed.results.get(k)
                 if grad is not None and isinstance(state, Layout):
@@ -80,6 +82,8 @@ class FollowedBackward:
             return None
         context, numbers = owner.context, owner.numbers
         made, context.states.made = context.states.made, None
+        if context.user_code.returning:
+            context.user_code.returning.pop()
         with torch._C.DisableTorchFunction():
             if received is not None:
                 if received in numbers.running:
@@ -107,6 +111,8 @@ class FollowedBackward:
             state = _summed(context, grad, own.stretched.get(own.edges[k]), made)
         if not context.n:
             return
+        if isinstance(state, Constant | None) and not bool(grad.any()):  # it was not used
+            state = Additive()
         if not isinstance(state, (Layout, Additive)) or state.coupled is not None:
             why = "its gradient of a parameter is no proven sum over samples"
             self._report(context, grad, why)
@@ -120,7 +126,7 @@ class FollowedBackward:
         if isinstance(state, Layout):
             return expected is not None and same(state, expected)
         if state is not None:
-            return False
+            return not grad.numel()  # there are no samples
         if not bool(grad.any()):
             return True
         # a function that adds up over samples may give all elements the same gradient

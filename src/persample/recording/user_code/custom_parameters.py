@@ -45,12 +45,14 @@ class OfParameters:
         needed = [j for j, needs in enumerate(node.needs_input_grad) if needs]
         edges = [k for k, (into, _) in enumerate(node.next_functions) if into is not None]
         self.edges: dict[int, int] = {}
+        self.parameters: set[int] = set()
         self._operands: list[tuple[int, str, Tensor, GradientEdge | None]] = []
         for k, j in zip(edges, needed, strict=True):
             into, number = node.next_functions[k]
             parameters = self._leaves(into)
             if parameters:
                 self.edges[k] = j
+                self.parameters.update(id(p) for _, p in parameters)
                 self._shapes[j] = torch.Size(into._input_metadata[number].shape)
                 edge = None if hasattr(into, "variable") else GradientEdge(into, number)
                 if edge is not None:
