@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..cost import JOINED, scratch
 from ..dense import Dense
-from ..form import Form, flat_rows
+from ..form import Form
 from ..mapped import Mapped
 from ..outer import Outer
 from ..rounding import Norms
@@ -43,20 +43,22 @@ class Stacked(Mapped):
 
     def split(self, total: Tensor) -> dict[str, Tensor]:
         """A sum over samples as every tensor's own sum."""
-        parts = total.view(-1).split([shape.numel() for shape in self.shapes.values()])
+        sizes = [shape.numel() for shape in self.shapes.values()]
+        parts = total.split(sizes) if total.dim() == 1 else total.unbind()
         named = zip(parts, self.shapes.items(), strict=True)
-        return {name: part.view(shape) for part, (name, shape) in named}
+        return {name: x if x.shape == shape else x.view(shape) for x, (name, shape) in named}
 
 
 def _stack_rows(forms: Iterable[Dense]) -> Dense:
     """One tensor's elements after the other's, in every row."""
-    return Dense(torch.cat([flat_rows(form.values) for form in forms], 1))
+    each = [form.values for form in forms]
+    return Dense(torch.cat([v if v.dim() == 2 else v.reshape(v.shape[0], -1) for v in each], 1))
 
 
 def _stack_products(forms: Iterable[Outer]) -> Outer:
     """Outer products of one position, of matrices of one size: a block for each."""
-    sides = zip(*(form.given for form in forms), strict=True)
-    left, right = (torch.stack(side, 1).unsqueeze(2) for side in sides)
+    sides = zip(*[form.given for form in forms], strict=True)
+    left, right = [torch.stack(side, 1).unsqueeze(2) for side in sides]
     return Outer(left, right, torch.Size((left.shape[1], left.shape[3], right.shape[3])))
 
 
