@@ -44,19 +44,16 @@ def _trailing(
     dtype, (*mean, rstd) = wide(torch.promote_types(grad.dtype, x.dtype)), rest
     keep = use.operands[0].value.dim()
     rows = by_sample(grad, layout, n, keep)
-    found: Forms = []
-    for operand in use.operands:
-        if operand.value is weight:
-            data = by_sample(x, layout, n, keep).to(dtype)
-            scale = by_sample(rstd, layout, n, keep).to(dtype)
-            if mean:
-                product = (data - by_sample(mean[0], layout, n, keep)).mul_(rows)
-            else:
-                product = data * rows
-            found.append(Dense(_weighted_sum(product, scale)))
-        else:
-            found.append(Dense(rows.sum(1, dtype=dtype)))
-    return found
+
+    def scales() -> Tensor:
+        data, scale = (by_sample(t, layout, n, keep).to(dtype) for t in (x, rstd))
+        product = (data - by_sample(mean[0], layout, n, keep)).mul_(rows) if mean else data * rows
+        return _weighted_sum(product, scale)
+
+    return [
+        Dense(scales() if operand.value is weight else rows.sum(1, dtype=dtype))
+        for operand in use.operands
+    ]
 
 
 def _weighted_sum(rows: Tensor, scale: Tensor) -> Tensor:
