@@ -40,8 +40,10 @@ class Patches(Form):
 
     def work(self) -> int:
         """One product per output position (or input position, transposed)."""
-        spatial = (self.x if self.geometry.transposed else self.grad).shape[2:].numel()
-        return self.n * self.images * spatial * self.size
+        return self.n * self.images * self._positions() * self.size
+
+    def _positions(self) -> int:
+        return (self.x if self.geometry.transposed else self.grad).shape[2:].numel()
 
     def without(self, bad: Tensor) -> Patches:
         """Zero images for some samples."""
@@ -160,13 +162,10 @@ class Patches(Form):
         return found
 
     def sq_error(self) -> Tensor | None:
-        """Some units of the sizes of all positions' terms."""
-        return (self._error_units() * torch.finfo(real(self.dtype)).eps * self._sizes()).square_()
-
-    def _error_units(self) -> float:
-        """Units by which a sum of all positions may be off: torch adds them one after the other."""
-        spatial = (self.x if self.geometry.transposed else self.grad).shape[2:].numel()
-        return error_units(self.images * spatial, self.images * spatial)
+        """Some units of the sizes of all positions' terms: torch adds them one after the other."""
+        count = self.images * self._positions()
+        unit = error_units(count, count) * torch.finfo(real(self.dtype)).eps
+        return (unit * self._sizes()).square_()
 
     def weighted_sum(self, c: Tensor, *, certain: bool = False) -> Tensor:
         """One ordinary weight gradient with the smaller factor scaled."""

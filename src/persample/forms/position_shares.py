@@ -15,6 +15,7 @@ from .fast.disjoint_parts import Pieces
 from .fast.elementwise import Scaled
 from .form import Form, add_all, real, wide
 from .outer import Outer
+from .segments import rows_of_samples
 from .strided_part import Part
 from .table_rows import Rows
 from .total import Total
@@ -103,17 +104,12 @@ def _shares_of_tied(rows: Rows, outer: Outer, n: int) -> Tensor:
     flat, pieces, dtype = out.view(-1), rows.n // n, out.dtype
     left, right = _by_sample(outer, n)
     per = left.shape[2] // pieces
-    order = torch.argsort(rows.sample, stable=True)
-    owner = torch.div(rows.sample[order], pieces, rounding_mode="floor")
-    at = 0
-    for i, count in enumerate(torch.bincount(owner, minlength=n).tolist()):
-        part = order[at : at + count]
-        at += count
-        if count:
-            products = left[i, 0].to(dtype)[:, rows.index[part]]
-            products *= right[i, 0].to(dtype) @ rows.values[part].to(dtype).T
-            out[i] += products.sum(1).view(pieces, per).sum(1)
-            flat.index_add_(0, rows.sample[part], products.sum(0))
+    owner = torch.div(rows.sample, pieces, rounding_mode="floor")
+    for i, part in rows_of_samples(owner, n):
+        products = left[i, 0].to(dtype)[:, rows.index[part]]
+        products *= right[i, 0].to(dtype) @ rows.values[part].to(dtype).T
+        out[i] += products.sum(1).view(pieces, per).sum(1)
+        flat.index_add_(0, rows.sample[part], products.sum(0))
     return out
 
 

@@ -87,6 +87,14 @@ def _per_sample(rows: TableRows, each: Tensor) -> Tensor:
     return each.new_zeros(rows.n, dtype=dtype).index_add_(0, rows.sample, each.to(dtype))
 
 
+def rows_of_samples(sample: Tensor, n: int) -> Iterator[tuple[int, Tensor]]:
+    """Which rows are a sample's, for every sample that has some."""
+    counts = torch.bincount(sample, minlength=n).tolist()
+    for i, rows in enumerate(torch.argsort(sample, stable=True).split(counts)):
+        if counts[i]:
+            yield i, rows
+
+
 def is_worth_picking(rows: TableRows, again: int) -> bool:
     """Whether indices that occur again are worth being picked out."""
     return 16 * again < rows.index.numel() and rows.values.numel() > PICKED

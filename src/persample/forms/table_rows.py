@@ -14,7 +14,7 @@ from .kernels import zeros
 from .outer import Outer
 from .rounding import Norms, units
 from .row_products import match_rows
-from .segments import segment_sq_norms, segments, sum_by_key
+from .segments import rows_of_samples, segment_sq_norms, segments, sum_by_key
 from .sketch import Sketch
 
 _RUN = 256 << 10  # bytes of values that stay in cache while they are copied and added
@@ -238,16 +238,10 @@ class Rows(Form):
                 outer.right[:, 0], self.values.view(self.n, count, self.shape[1]).mT
             )
             return products.mul_(outer.left[:, 0].gather(2, index)).sum((1, 2))
-        order = torch.argsort(self.sample, stable=True)
-        counts = torch.bincount(self.sample, minlength=self.n).tolist()
-        at = 0
-        for i, count in enumerate(counts):
-            part = order[at : at + count]
-            at += count
-            if count:
-                picked = outer.left[i, 0].index_select(1, self.index[part]).to(dtype)
-                products = outer.right[i, 0].to(dtype) @ self.values[part].to(dtype).T
-                out[i] = (picked * products).sum()
+        for i, part in rows_of_samples(self.sample, self.n):
+            picked = outer.left[i, 0].index_select(1, self.index[part]).to(dtype)
+            products = outer.right[i, 0].to(dtype) @ self.values[part].to(dtype).T
+            out[i] = (picked * products).sum()
         return out
 
 

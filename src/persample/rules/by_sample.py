@@ -21,7 +21,7 @@ def only_output(use: Use, firing: Firing) -> tuple[Tensor, Layout]:
     grad = firing.grads[0]
     if grad is None:
         raise Unsuited
-    return grad, use.out_layouts[0]
+    return grad, use.tapped.layouts[0]
 
 
 def by_sample(x: Tensor, layout: Layout, n: int, keep: int) -> Tensor:

@@ -7,9 +7,9 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..forms import Dense, Geometry, Patches, wide
+from ..forms import Dense, Form, Geometry, Patches, wide
 from ..layouts.layout import Layout
-from ..uses.use import Firing, Use
+from ..uses.use import Firing, Operand, Use
 from .by_sample import Unsuited, only_output
 from .table import Forms, rule
 
@@ -73,12 +73,12 @@ def _forms(
             raise Unsuited
         x, grad = x.unsqueeze(0), grad.unsqueeze(0)
     ordered, images = _images(grad.contiguous(), layout, n)
-    found: Forms = []
-    for operand in use.operands:
+
+    def form(operand: Operand) -> Form:
         if operand.value is weight:
             data, _ = _images(x.contiguous(), layout, n)
-            found.append(Patches(data, ordered, weight.detach(), geometry, images))
-        else:
-            rows = ordered.flatten(2).sum(2, dtype=wide(grad.dtype))
-            found.append(Dense(rows.view(n, images, -1).sum(1)))
-    return found
+            return Patches(data, ordered, weight.detach(), geometry, images)
+        rows = ordered.flatten(2).sum(2, dtype=wide(grad.dtype))
+        return Dense(rows.view(n, images, -1).sum(1))
+
+    return [form(operand) for operand in use.operands]

@@ -45,14 +45,15 @@ def _trailing(
     dtype, (*mean, rstd) = wide(torch.promote_types(grad.dtype, x.dtype)), rest
     keep = use.operands[0].value.dim()
     rows = by_sample(grad, layout, n, keep)
-    found: Forms = []
-    for operand in use.operands:
-        if operand.value is weight:
-            each = [by_sample(t, layout, n, keep) for t in (x, rstd, *mean)]
-            found.append(Dense(_scale_gradients(rows, *(t.to(dtype) for t in each))))
-        else:
-            found.append(Dense(rows.sum(1, dtype=dtype)))
-    return found
+
+    def scales() -> Tensor:
+        each = [by_sample(t, layout, n, keep).to(dtype) for t in (x, rstd, *mean)]
+        return _scale_gradients(rows, *each)
+
+    return [
+        Dense(scales() if operand.value is weight else rows.sum(1, dtype=dtype))
+        for operand in use.operands
+    ]
 
 
 def _scale_gradients(grad: Tensor, x: Tensor, rstd: Tensor, mean: Tensor | None = None) -> Tensor:
@@ -62,7 +63,7 @@ def _scale_gradients(grad: Tensor, x: Tensor, rstd: Tensor, mean: Tensor | None 
         return (x if mean is None else x - mean).mul(rstd).mul_(grad).sum(1)
     out = x.new_empty(n, 1, x.shape[2:].numel())
     # on the CPU in pieces that stay in its cache: fresh memory costs as much as the products
-    size = max(1, _PIECE * n // max(1, x.numel())) if x.device.type == "cpu" else n
+    size = max(1, _PIECE * n // max(1, x.numel()) if x.device.type == "cpu" else n)
     for first in range(0, n, size):
         some = slice(first, first + size)
         product = x[some] * grad[some] if mean is None else (x[some] - mean[some]).mul_(grad[some])

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -37,6 +37,8 @@ from .parameter_forms import ParameterForms
 from .positions import Positions, no_positions
 from .question import Question
 from .source import Grads, Source
+
+Answer = TypeVar("Answer")
 
 
 class Tape:
@@ -98,6 +100,10 @@ class Tape:
 
     def _answering(self) -> AbstractContextManager[Question]:
         return self._open().answering()
+
+    def _ask(self, answer: Callable[[Question, list[str]], Answer], params: Params) -> Answer:
+        with self._answering() as question:
+            return answer(question, question.names(params))
 
     # ------------------------------------------------------------------ recording
 
@@ -196,13 +202,11 @@ class Tape:
         If products of positions cancel so far that digits would be lost, norms are computed again
         from rows. Clipping uses certified bounds instead.
         """
-        with self._answering() as question:
-            return question.sq_norms(question.names(params)).sqrt_()
+        return self._ask(lambda question, names: question.sq_norms(names).sqrt_(), params)
 
     def parameter_norms(self, *, params: Params = None) -> Grads:
         """‖gᵢ‖ of each parameter: ``{name: (n,)}``."""
-        with self._answering() as question:
-            return question.parameter_norms(question.names(params))
+        return self._ask(Question.parameter_norms, params)
 
     def weighted_sum(self, c: Tensor, *, params: Params = None) -> Grads:
         """Σᵢ cᵢ gᵢ for any coefficients c (n,): ``{name: shape}``."""
@@ -265,15 +269,13 @@ class Tape:
 
         They are those that contribute nothing to :meth:`clipped_sum`.
         """
-        with self._answering() as question:
-            return nonfinite(question, question.names(params))
+        return self._ask(nonfinite, params)
 
     # ------------------------------------------------------------------ inner products
 
     def gram(self, *, params: Params = None) -> Tensor:
         """⟨gᵢ, gⱼ⟩ for every pair of samples: (n, n)."""
-        with self._answering() as question:
-            return inner_products.gram(question, question.names(params))
+        return self._ask(inner_products.gram, params)
 
     def cosine(self, *, params: Params = None) -> Tensor:
         """⟨gᵢ, gⱼ⟩ / ‖gᵢ‖‖gⱼ‖: (n, n); zero where a gradient is zero."""
@@ -373,21 +375,18 @@ class Tape:
 
     def second_moment(self, *, params: Params = None) -> Grads:
         """meanᵢ gᵢ², element by element: ``{name: shape}``."""
-        with self._answering() as question:
-            return moments.second_moment(question, question.names(params))
+        return self._ask(moments.second_moment, params)
 
     def variance(self, *, params: Params = None) -> Grads:
         """The unbiased variance over samples, element by element: ``{name: shape}``."""
-        with self._answering() as question:
-            return moments.variance(question, question.names(params))
+        return self._ask(moments.variance, params)
 
     def noise_scale(self, *, params: Params = None) -> NoiseScale:
         """The simple gradient noise scale tr Σ / |G|², with its parts.
 
         With m = meanᵢ‖gᵢ‖² and N = ‖meanᵢ gᵢ‖²: tr Σ = n(m − N)/(n − 1), |G|² = N − tr Σ / n.
         """
-        with self._answering() as question:
-            return moments.noise_scale(question, question.names(params))
+        return self._ask(moments.noise_scale, params)
 
     # ------------------------------------------------------------------ optimizers
 

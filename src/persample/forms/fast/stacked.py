@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..cost import JOINED, WORK, WRITTEN, scratch
 from ..dense import Dense
-from ..form import Form, flat_rows
+from ..form import Form
 from ..mapped import Mapped
 from ..outer import Outer
 from ..rounding import Norms
@@ -43,9 +43,10 @@ class Stacked(Mapped):
 
     def split(self, total: Tensor) -> dict[str, Tensor]:
         """A sum over samples as every tensor's own sum."""
-        parts = total.view(-1).split([shape.numel() for shape in self.shapes.values()])
+        sizes = [shape.numel() for shape in self.shapes.values()]
+        parts = total.split(sizes) if total.dim() == 1 else total.unbind()
         named = zip(parts, self.shapes.items(), strict=True)
-        return {name: part.view(shape) for part, (name, shape) in named}
+        return {name: x if x.shape == shape else x.view(shape) for x, (name, shape) in named}
 
 
 def _stack_rows(forms: Mapping[str, Form]) -> Stacked:
@@ -54,15 +55,16 @@ def _stack_rows(forms: Mapping[str, Form]) -> Stacked:
     shapes: dict[str, torch.Size] = {}
     for name, form in forms.items():
         stacked = form if isinstance(form, Stacked) else Stacked(form, {name: form.shape})
-        rows.append(flat_rows(stacked.form.dense()))
+        dense = stacked.form.dense()
+        rows.append(dense if dense.dim() == 2 else dense.reshape(dense.shape[0], -1))
         shapes |= stacked.shapes
     return Stacked(Dense(torch.cat(rows, 1)), shapes)
 
 
 def _stack_products(forms: Mapping[str, Outer]) -> Stacked:
     """Outer products of one position, of matrices of one size: a block for each."""
-    sides = zip(*(form.given for form in forms.values()), strict=True)
-    left, right = (torch.stack(side, 1).unsqueeze(2) for side in sides)
+    sides = zip(*[form.given for form in forms.values()], strict=True)
+    left, right = [torch.stack(side, 1).unsqueeze(2) for side in sides]
     shape = torch.Size((left.shape[1], left.shape[3], right.shape[3]))
     return Stacked(Outer(left, right, shape), {name: form.shape for name, form in forms.items()})
 

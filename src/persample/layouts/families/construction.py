@@ -9,9 +9,8 @@ from torch import Tensor
 
 from ...errors import Mixing
 from ..call import Call, Result
-from ..layout import Layout, explicit, ids_of
+from ..layout import Layout
 from ..operators import CONSTANT, rule
-from ..reshaping import squeeze_colours
 
 
 @rule("tensor new_tensor new as_tensor asarray", linear=True)
@@ -25,16 +24,13 @@ def copied(call: Call) -> Result:
         found = [_colours(call, item) for item in data]
     if not any(bool((ids >= 0).any()) for ids in found):
         return None
-    return explicit(squeeze_colours(torch.stack(found), call.n), call.n)
+    return call.painted(torch.stack(found))
 
 
 def _colours(call: Call, item: Any) -> Tensor:
     """The sample of every number in nested lists, in the shape of the tensor they become."""
     if isinstance(item, Tensor):
-        layout = call.layout(item)
-        if layout is not None:
-            return ids_of(layout, item.shape, call.n, torch.device("cpu")).expand(item.shape)
-        return torch.full(item.shape, -1)
+        return call.colours(item).cpu().expand(item.shape)
     if isinstance(item, (list, tuple)) and item:
         return torch.stack([_colours(call, inner) for inner in item])
     return torch.full((0,) if isinstance(item, (list, tuple)) else (), -1)
@@ -50,10 +46,8 @@ def fill(call: Call) -> Result:
     values = given[1:] if call.name in ("full_like", "new_full", "fill") else given
     owners: set[int] = set()
     for value in values:
-        layout = call.layout(value)
-        if layout is not None and (value.is_floating_point() or value.is_complex()):
-            ids = ids_of(layout, value.shape, call.n, value.device)
-            owners.update(ids.flatten().tolist())
+        if value.is_floating_point() or value.is_complex():
+            owners.update(call.colours(value).flatten().tolist())
     owners = {owner for owner in owners if owner >= 0}
     if not owners:
         return None

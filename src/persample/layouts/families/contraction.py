@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...errors import Mixing
-from ..call import Call, Result, carry, gather_colours
+from ..call import Call, Result, gather_colours
 from ..equations import places_of, product_equation, spell_terms
 from ..layout import Additive, Layout, explicit, ids_of
 from ..operators import rule
@@ -124,11 +124,12 @@ def linear(call: Call) -> Result:
     return gather_letters(call, *spell(equation, given, call.out))
 
 
-@rule("bilinear")
-def bilinear(call: Call) -> Result:
-    """Two inputs, row by row."""
-    a, b = call.arg(0, "input1"), call.arg(1, "input2")
-    return carry(call, [(a, {a.dim() - 1}), (b, {b.dim() - 1})], call.out, {call.out.dim() - 1})
+@rule("bilinear cdist _cdist_forward _euclidean_dist")
+def of_rows(call: Call) -> Result:
+    """Two inputs, row by row; or each row of one with each of the other, like ``a @ b.mT``."""
+    given = [call.arg(0, "input1", "x1"), call.arg(1, "input2", "x2")]
+    equation = "...i,...j->...o" if call.name == "bilinear" else "...ad,...bd->...ab"
+    return gather_letters(call, *spell(equation, given, call.out))
 
 
 @rule("_grouped_mm grouped_mm", routes=True)

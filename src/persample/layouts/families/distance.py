@@ -1,11 +1,10 @@
-"""Two vectors at a time: inner and cross products along an axis, distances."""
+"""Two vectors at a time: inner and cross products, similarities and distances along an axis."""
 
 from __future__ import annotations
 
 from ...errors import Mixing
 from ..call import Call, Result, axes, carry
 from ..operators import rule
-from .contraction import gather_letters, spell
 
 # the axis that two tensors are worked along, by default, and where it is among the arguments
 _ALONG: dict[str, tuple[int | None, int]] = {
@@ -26,10 +25,3 @@ def of_pairs(call: Call) -> Result:
     axis = next(iter(axes(dim, rank)))
     pairs = [(t, {axis - rank + t.dim()} & set(range(t.dim()))) for t in given]
     return carry(call, pairs, call.out, {axis} if call.out.dim() == rank else ())
-
-
-@rule("cdist _cdist_forward _euclidean_dist")
-def cdist(call: Call) -> Result:
-    """Like ``a @ b.mT``."""
-    given = [call.arg(0, "x1"), call.arg(1, "x2")]
-    return gather_letters(call, *spell("...ad,...bd->...ab", given, call.out))

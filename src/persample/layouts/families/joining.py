@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...errors import Mixing
-from ..call import Call, Result, axes, carry, trailing
+from ..call import Call, Result, axes, carry
 from ..layout import Layout, closed, explicit, ids_of, with_hints
 from ..operators import rule
 from .shape import probe, probe_layouts, source_of
@@ -141,15 +141,3 @@ def pad(call: Call) -> Result:
     small = ids_of(layout, x.shape, call.n, x.device) + 1
     keep = [w if (x.dim() - 1 - k // 2) in layout.axes else 0 for k, w in enumerate(widths)]
     return explicit(with_hints(torch.constant_pad_nd(small, keep, 0) - 1), call.n)
-
-
-@rule(
-    "reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d "
-    "replication_pad3d",
-    linear=True,
-)
-def pad_inside(call: Call) -> Result:
-    """Pads the trailing axes."""
-    x = call.arg(0, "input", "self")
-    count = len(call.arg(1, "padding")) // 2
-    return carry(call, [(x, trailing(x, count))], call.out, trailing(call.out, count))

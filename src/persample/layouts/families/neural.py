@@ -71,9 +71,13 @@ _POOL = {
 @rule(" ".join(_POOL))
 def pooling(call: Call) -> Result:
     """Works on the trailing axes only."""
-    count = _POOL[call.name]
+    count = _POOL.get(call.name) or int(call.name[-2])
     operands = [(t, trailing(t, count)) for t in call.tensors() if t.dim() >= count]
     return carry(call, operands, call.first, trailing(call.first, count))
+
+
+_PADS = "reflection_pad1d reflection_pad2d reflection_pad3d"
+rule(f"{_PADS} {_PADS.replace('reflection', 'replication')}", linear=True)(pooling)
 
 
 @rule("channel_shuffle native_channel_shuffle conv_tbc")

@@ -18,7 +18,8 @@ _AXES: dict[str, tuple[int, Any]] = {
     "linalg_matrix_norm": (2, (-2, -1)), "kthvalue": (2, -1), "quantile": (2, None),
     "nanquantile": (2, None), "glu": (1, -1), "diff": (2, -1), "topk": (2, -1), "sort": (1, -1),
     "argsort": (1, -1), "msort": (1, 0), "trapezoid": (2, -1), "trapz": (2, -1),
-    "cumulative_trapezoid": (2, -1),
+    "cumulative_trapezoid": (2, -1), "_softmax_backward_data": (2, -1),
+    "_log_softmax_backward_data": (2, -1),
     **dict.fromkeys("fft_fft fft_ifft fft_rfft fft_irfft fft_hfft fft_ihfft".split(), (2, -1)),
     **dict.fromkeys(
         "fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2 fft_hfft2 fft_ihfft2".split(), (2, (-2, -1))
@@ -27,7 +28,7 @@ _AXES: dict[str, tuple[int, Any]] = {
 
 
 def _input(call: Call) -> Tensor:
-    found: Tensor = call.arg(0, "input", "self", "A", "v", "y")
+    found: Tensor = call.arg(0, "input", "self", "A", "v", "y", "grad_output")
     return found
 
 
@@ -127,20 +128,11 @@ rule(" ".join(name for name in _AXES if name.startswith("fft")), linear=True)(sc
 rule("fft_fftshift fft_ifftshift", linear=True)(scan)
 
 
-@rule("_softmax_backward_data _log_softmax_backward_data")
-def softmax_backward(call: Call) -> Result:
-    """Along the axis of the softmax, of gradient and output alike."""
-    grad, output = call.arg(0, "grad_output"), call.arg(1, "output")
-    dims = axes(call.arg(2, "dim"), grad.dim())
-    return carry(call, [(grad, dims), (output, dims)], call.out, dims)
-
-
-@rule("diff")
-def diff(call: Call) -> Result:
-    """Shortens one axis; prepended and appended pieces keep theirs."""
+@rule("diff _softmax_backward_data _log_softmax_backward_data")
+def of_several(call: Call) -> Result:
+    """Along one axis of all tensors: pieces before and after, or gradient and output."""
     dims = _dims(call)
-    pieces = [_input(call), call.arg(3, "prepend"), call.arg(4, "append")]
-    return carry(call, [(p, dims) for p in pieces if p is not None], call.out, dims)
+    return carry(call, [(t, dims) for t in call.tensors()], call.out, dims)
 
 
 @rule("sort topk msort argsort", routes=True)
