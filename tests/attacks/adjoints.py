@@ -81,6 +81,16 @@ ROOTS: Table = {
 }
 
 
+def on_data(m: Any, x: Tensor, **how: Any) -> Tensor:
+    """The function first of all: its data need no gradient."""
+    return m.k(Again.apply(layer, how, x, m.l.weight, m.l.bias))
+
+
+def scaled_by_data(value: Callable[[Tensor], Any]) -> Run:
+    """A run whose scale is a number of all data."""
+    return lambda x, w, b: layer(x, w, b) * value(x.detach())
+
+
 def layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return torch.tanh(torch.nn.functional.linear(x, weight, bias))
 
@@ -133,6 +143,7 @@ def each(change: Callable[[Tensor], Tensor]) -> Finish:
 
 RIGHT: Table = {
     "a checkpoint": (EXACT, again),
+    "first of all": (EXACT, on_data),
     "a checkpoint, twice": (EXACT, lambda m, x: again(m, again(m, x))),
     "by leaves of its own": (EXACT, lambda m, x: again(m, x, leaves=True)),
     "of a derived weight": (EXACT, lambda m, x: again(m, x, weight=m.l.weight * 2)),
@@ -150,6 +161,13 @@ RIGHT: Table = {
 }  # fmt: skip
 
 WRONG: Table = {
+    "first of all, clipped by a number": (
+        REFUSED, lambda m, x: on_data(
+            m, x, finish=each(lambda g: g / max(1.0, float(g.norm()))))),
+    "first of all, a number of all data": (
+        REFUSED, lambda m, x: on_data(m, x, other=scaled_by_data(lambda d: float(d.norm())))),
+    "first of all, a norm of all data": (
+        REFUSED, lambda m, x: on_data(m, x, other=scaled_by_data(torch.norm))),
     "samples interact": (REFUSED, lambda m, x: again(m, x, centered)),
     "samples interact in backward": (REFUSED, lambda m, x: again(m, x, other=centered)),
     "seeds of others": (REFUSED, lambda m, x: again(m, x, seed=lambda g: g.roll(1, 0))),

@@ -45,7 +45,8 @@ def flow(name: str, more: dict[str, Any]) -> Subject:
     def loss(model: nn.Module, batch: Any) -> Tensor:
         return -model(batch[1]).log_prob(batch[0])
 
-    return Subject(model, loss, (data() / 2, data(2)))
+    limit = "steps are as long as a number of the whole batch says, taken by .item()"
+    return Subject(model, loss, (data() / 2, data(2)), limit=limit if name == "CNF" else "")
 
 
 @zuko("MAF without context", "MAF")

@@ -97,7 +97,7 @@ class FollowedBackward:
                     self._check_own(context, k, grad, made or [])
                 elif not self._apart(context, grad, followed.arguments.get(k)):
                     self._report(context, grad)
-                elif numbers.seen and not (received and received.holds(grad)):
+                if numbers.seen and not (received and received.holds(grad)):
                     self._report(context, grad, numbers.why())
         owner.forget_read()  # what its backward read was saved by its forward: let it go
         if not self._own or not context.backward.receiving:
