@@ -76,7 +76,6 @@ ROOTS: Table = {
     "a constant": (EXACT, inside(lambda m, x: torch.zeros((), requires_grad=True))),
     "constants": (EXACT, inside(lambda m, x: 2 * torch.ones(N, requires_grad=True))),
     "a penalty of weights": (REFUSED, inside(lambda m, x: m.l.weight.square().sum())),
-    "a penalty of each sample": (EITHER, inside(lambda m, x: x.square().sum(1))),
     "a penalty of all samples": (REFUSED, inside(lambda m, x: x.sum(0).square().sum())),
 }
 
