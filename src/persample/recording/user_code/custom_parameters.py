@@ -6,7 +6,7 @@ gradients of the other samples' results set to zero, it gives that sample's own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -120,8 +120,21 @@ class OfParameters:
                     own[k] = torch.where(ids == i, g, 0)
                 now.restore()  # its own run draws the same numbers
                 self._write(rows, self._apply(own), i, n)
+            if not _finite(rows.values()):
+                self._expect_finite_at_zero(own)
         self._rows = rows
         return [_rows_of(rows.get(j), edge, p) for j, _, p, edge in self._operands]
+
+    def _expect_finite_at_zero(self, grads: list[Tensor | None]) -> None:
+        """Refuse where one sample that is not finite makes all others so: 0 · NaN is NaN."""
+        found = self._apply([None if g is None else torch.zeros_like(g) for g in grads])
+        if not _finite([found[j] for j in self.edges.values() if found[j] is not None]):
+            raise MixedSamplesError(
+                f"the backward of {self._node.name()} gives no finite gradient of a parameter",
+                where=describe(self.use.place),
+                why="a sample that is not finite is multiplied by zero in the runs for all others",
+                fix="leave such samples out before the model, or compute with torch's operators",
+            )
 
     def _write(self, rows: dict[int, Tensor], found: tuple[Any, ...], i: int, n: int) -> None:
         """A copy of one sample's gradients: a function may return the same memory every time."""
@@ -160,6 +173,10 @@ class OfParameters:
                 fix=LOOP,
             ) from error
         return found if isinstance(found, tuple) else (found,)
+
+
+def _finite(tensors: Iterable[Tensor]) -> bool:
+    return all(bool(tensor.to_dense().isfinite().all()) for tensor in tensors)
 
 
 def _rows_of(rows: Tensor | None, edge: GradientEdge | None, parameter: Tensor) -> Form | None:
