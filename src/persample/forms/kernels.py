@@ -17,10 +17,10 @@ from torch import Tensor
 
 Product = Callable[..., Tensor]
 Class = tuple[torch.dtype, int]
-LARGE = 1 << 25  # elements of a result below which a broadcast product is fastest everywhere
+LARGE = 1 << 24  # elements of a result below which a broadcast product is fastest everywhere
 _TRIAL = 1 << 23  # elements that a trial writes, several times
 _ROUNDS = 5
-_GAIN = 0.95  # the matrix product must be faster by this: a trial is noisy
+_GAIN = 0.95  # the broadcast product must be faster by this: a trial is noisy
 BROADCAST, MATRIX = "broadcast product", "matrix product"
 _KERNELS: dict[str, Product] = {BROADCAST: torch.mul, MATRIX: torch.bmm}
 _chosen: dict[Class, str] = {}
@@ -81,4 +81,4 @@ def _tried(dtype: torch.dtype, a: int, b: int) -> str:
             kernel(column, row, out=out)
             seconds[name].append(time.perf_counter() - start)
     best = {name: min(found) for name, found in seconds.items()}
-    return MATRIX if best[MATRIX] < _GAIN * best[BROADCAST] else BROADCAST
+    return BROADCAST if best[BROADCAST] < _GAIN * best[MATRIX] else MATRIX
