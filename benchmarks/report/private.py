@@ -56,7 +56,7 @@ def steps_of_training(found: dict[str, Any]) -> str:
     head += [f"memory, {peer}" for peer in names]
     text = table(head, body) + f"\n\nThe goal for memory is {MEMORY_GOAL}."
     if noted:
-        text += f" Other programs were running while {', '.join(noted)} were measured."
+        text += f" Other programs ran during the measurement of {', '.join(noted)}."
     return "\n".join([text, *([""] if quoted else []), *(f"* {line}" for line in quoted)])
 
 
