@@ -82,11 +82,11 @@ class Normal:
         flat = (torch.view_as_real(total) if total.is_complex() else total).view(-1)
         if flat.device.type != "cpu":
             drawn = torch.empty_like(flat).normal_(generator=self._generator(flat.device))
-            flat.add_(drawn, alpha=std).mul_(1 / divisor)
+            flat.add_(drawn, alpha=std).div_(divisor)
             return
         for piece in flat.split(_PIECE):
             self._add(piece, std)
-            piece.mul_(1 / divisor)
+            piece.div_(divisor)
 
     def _add(self, piece: Tensor, std: float) -> None:
         """By Box and Muller: two numbers from two."""
