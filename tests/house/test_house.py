@@ -266,26 +266,25 @@ def test_applications_are_loaded_when_they_are_used() -> None:
 def test_the_package_loads_quickly_after_torch(tmp_path: Path) -> None:
     """With bytecode, as after an installation: the package alone, then all that record needs."""
     program = (
-        "import time\n"
-        "before = time.process_time()\n"
-        "import torch\n"
+        "import time, torch\n"
         "start = time.process_time()\n"
         "import persample\n"
         "alone = time.process_time() - start\n"
         "persample.record, persample.Tape\n"
-        "print(start - before, alone, time.process_time() - start)\n"
+        "print(alone, time.process_time() - start)\n"
     )
     environment = os.environ | {"PYTHONPYCACHEPREFIX": str(tmp_path)}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     command = [sys.executable, "-c", program]
-    runs = [
-        subprocess.run(command, check=True, env=environment, capture_output=True, text=True)
-        for _ in range(4)
-    ]
-    torchs, alone, whole = zip(*(map(float, run.stdout.split()) for run in runs), strict=True)
-    slow = max(1.0, min(torchs))  # where torch takes longer than a second, so may we
-    assert min(alone) < 0.02 * slow
-    assert min(whole) < 0.2 * slow
+    alone, whole = [1.0], [1.0]
+    for _ in range(12):  # the shortest counts: other programs may be running
+        run = subprocess.run(command, check=True, env=environment, capture_output=True, text=True)
+        for times, found in zip((alone, whole), run.stdout.split(), strict=True):
+            times.append(float(found))
+        if min(alone) < 0.02 and min(whole) < 0.2:
+            break
+    assert min(alone) < 0.02
+    assert min(whole) < 0.2
 
 
 def test_the_package_shows_public_names_and_packages_only() -> None:

@@ -298,24 +298,10 @@ def test_graphs_with_code_of_the_users_own_go_with_the_tape(options: dict[str, A
     assert not any(ref() is not None for ref in alive)
 
 
-class Product(torch.autograd.Function):
-    """A product with a weight, whose backward adds up over samples."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return x @ weight
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        x, weight = ctx.saved_tensors
-        return grad @ weight.T, x.T @ grad
-
-
 @pytest.mark.filterwarnings("ignore::persample.NonFiniteWarning")
 def test_a_sample_that_is_not_finite_spoils_no_other_in_a_custom_function() -> None:
     """It would be multiplied by zero in the runs for all others, and they would count for zero."""
-    net = Fn(lambda s, x: Product.apply(s.first(x), s.w), first=nn.Linear(4, 4), w=par(4, 3))
+    net = Fn(lambda s, x: Noisy.apply(s.first(x), s.w), first=nn.Linear(4, 4), w=par(4, 3))
     x = torch.randn(5, 4)
     x[2] = math.nan
     refused = pytest.raises(persample.MixedSamplesError, match="no finite gradient")

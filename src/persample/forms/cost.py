@@ -18,7 +18,7 @@ LIMIT: ContextVar[int] = ContextVar("scratch memory", default=BUDGET)
 _BYTE = 2  # multiplications that take as long as moving a byte of an intermediate result
 JOINED = 1 << 14  # elements whose copy takes less time than the calls that it saves
 WRITTEN = 1 << 17  # elements of rows that take less time than the calls of products of positions
-WORK = 1 << 22  # and multiplications
+WORK = 1 << 22  # multiplications that such rows may take
 PICKED = 1 << 17  # elements whose sum takes longer than picking some of them
 MATCHED = 16  # elements of a table that are multiplied while one of a row is picked and multiplied
 

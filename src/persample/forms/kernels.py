@@ -17,7 +17,7 @@ from torch import Tensor
 
 Product = Callable[..., Tensor]
 Class = tuple[torch.dtype, int]
-LARGE = 1 << 24  # elements of a result below which a broadcast product is fastest everywhere
+LARGE = 1 << 24  # elements of a result below which a broadcast product is taken untried
 _TRIAL = 1 << 23  # elements that a trial writes, several times
 _ROUNDS = 5
 _GAIN = 0.95  # the broadcast product must be faster by this: a trial is noisy
