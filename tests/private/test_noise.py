@@ -140,12 +140,24 @@ def test_no_number_comes_twice() -> None:
     Noise(secret=SECRET, std=1.0).add(0, total)
     found = torch.cat([value.flatten() for value in total.values()]).double()
     count = len(found)
-    # pieces of one buffer: none may repeat another
-    for shift in (1, 2, 1 << 16, 200_001):
+    # blocks of one buffer: none may repeat another
+    for shift in (1, 2, 1 << 17, 1 << 18, 200_001):
         product = (found[shift:] * found[: count - shift]).mean()
         assert abs(float(product)) < 5 / math.sqrt(count - shift)
     assert abs(float(found.square().mean()) - 1) < 5 * math.sqrt(2 / count)
     assert abs(float(found.pow(4).mean()) - 3) < 5 * math.sqrt(96 / count)
+
+
+def test_sizes_of_parameters_move_nobodys_noise() -> None:
+    whole = torch.zeros(300_000)
+    Normal(SECRET, 0, 300_000).add_to(whole, 1.0)
+    cuts = (1, 0, 7, 1000, 262_000, 36_992)
+    assert sum(cuts) == 300_000
+    source, parts = Normal(SECRET, 0, 300_000), []
+    for count in cuts:
+        parts.append(torch.zeros(count))
+        source.add_to(parts[-1], 1.0)
+    assert torch.equal(torch.cat(parts), whole)
 
 
 def test_parameters_do_not_share_noise() -> None:
@@ -175,13 +187,13 @@ def test_bits_go_on_where_they_were() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_noise_is_normal(dtype: torch.dtype) -> None:
     found = torch.zeros(1_000_001, dtype=dtype)
-    Normal(SECRET, 0).add_to(found, 2.0)
+    Normal(SECRET, 0, len(found)).add_to(found, 2.0)
     numbers, count = (found.double() / 2).numpy(), len(found)
     assert scipy.stats.kstest(numbers, "norm").pvalue > 1e-4
     for size in (3.0, 4.0, 4.5):  # tails
         expected = 2 * scipy.stats.norm.sf(size) * count
         assert abs((abs(numbers) > size).sum() - expected) < 5 * math.sqrt(expected)
-    half = 1 << 16  # radius and angle of one pair are in both halves of a piece
+    half = 1 << 17  # radius and angle of one pair are in both halves of a block
     for one, two in ((numbers[:half], numbers[half : 2 * half]), (numbers[:-1], numbers[1:])):
         for power in (1, 2):
             related = scipy.stats.pearsonr(one**power, two**power).statistic
@@ -192,7 +204,8 @@ def test_extreme_integers_are_finite() -> None:
     for kind, dtype in ((torch.int32, torch.float32), (torch.int64, torch.float64)):
         ends = torch.iinfo(kind)
         first = torch.tensor([ends.min, ends.max, 0, 1, -1], dtype=kind)
-        radius, angle = polar(first, first.flip(0), dtype)
+        bits = torch.stack([first, first.flip(0)])
+        radius, angle = polar(bits, torch.empty(2, 5, dtype=dtype))
         assert bool(torch.isfinite(radius).all())
         assert float(radius[0]) == 0
         assert float(radius.max()) > (6.6 if kind is torch.int32 else 9.4)
@@ -204,7 +217,7 @@ def test_without_cryptography_the_error_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers", None)
     with pytest.raises(UsageError, match=r"needs cryptography.*\n.*\n.*persample\[private\]"):
-        Normal(SECRET, 0)
+        Normal(SECRET, 0, 1)
 
 
 def test_a_bfloat16_model_has_float32_noise() -> None:
@@ -273,7 +286,7 @@ def test_banded_noise_solves_its_recurrence() -> None:
         made.add(step, sums)
         rows.append(sums["w"].clone())
         white.append(torch.zeros(6, dtype=torch.float64))
-        Normal(SECRET, step).add_to(white[-1], 1.5)
+        Normal(SECRET, step, 6).add_to(white[-1], 1.5)
     c = banded.coefficients(3)
     strategy = torch.zeros(7, 7, dtype=torch.float64)
     for i in range(7):

@@ -16,7 +16,8 @@ from torch import Tensor
 from . import banded
 from .keys import Bits, seed
 
-_PIECE = 1 << 17  # numbers drawn at a time: they stay in the cache
+_BLOCK = 1 << 18  # numbers drawn at a time: they stay in the cache
+_INTEGERS = {torch.float64: torch.int64}  # as many bits as the numbers have
 
 
 @dataclass(kw_only=True)
@@ -51,13 +52,13 @@ class Noise:
             for name, total in sums.items():
                 total.add_(self.past[name][0]).div_(divisor)
             return
-        source = Normal(self.secret, step)
+        source = Normal(self.secret, step, size_of(sums))
         for total in sums.values():
             source.add_to(total, self.std, divisor)
 
     def _advance(self, step: int, sums: Mapping[str, Tensor]) -> None:
         """The noise of the next step; nothing changes unless all of it could be made."""
-        source, past = Normal(self.secret, step), {}
+        source, past = Normal(self.secret, step, size_of(sums)), {}
         for name, total in sums.items():
             white, before = torch.zeros_like(total), self.past.get(name, [])
             source.add_to(white, self.std)
@@ -67,11 +68,17 @@ class Noise:
 
 
 class Normal:
-    """Normal numbers that a secret and a step decide, for one tensor after the other."""
+    """Normal numbers that a secret and a step decide, for one tensor after the other.
 
-    def __init__(self, secret: bytes, step: int) -> None:
+    They are drawn in blocks, whatever the sizes of the tensors: small ones take parts of one.
+    ``size`` is how many numbers will be asked for.
+    """
+
+    def __init__(self, secret: bytes, step: int, size: int) -> None:
         self._secret, self._step = secret, step
-        self._bits = Bits(secret, "noise", step)
+        self._bits, self._half = Bits(secret, "noise", step), (min(max(size, 1), _BLOCK) + 1) // 2
+        self._memory: dict[torch.dtype, Tensor] = {}
+        self._left: dict[torch.dtype, Tensor] = {}
         self._generators: dict[torch.device, torch.Generator] = {}
 
     def add_to(self, total: Tensor, std: float, divisor: float = 1.0) -> None:
@@ -84,19 +91,27 @@ class Normal:
             drawn = torch.empty_like(flat).normal_(generator=self._generator(flat.device))
             flat.add_(drawn, alpha=std).div_(divisor)
             return
-        for piece in flat.split(_PIECE):
-            self._add(piece, std)
-            piece.div_(divisor)
+        while len(flat):
+            block = self._next(flat.dtype)
+            count = min(len(flat), len(block))
+            flat[:count].add_(block[:count], alpha=std).div_(divisor)
+            flat, self._left[flat.dtype] = flat[count:], block[count:]
 
-    def _add(self, piece: Tensor, std: float) -> None:
-        """By Box and Muller: two numbers from two."""
-        half = (len(piece) + 1) // 2
-        wanted = torch.int64 if piece.dtype == torch.float64 else torch.int32
-        first, second = self._bits.draw(2 * half, wanted).view(2, half)
-        radius, angle = polar(first, second, piece.dtype)
-        one, two = piece[:half], piece[half:]
-        one.addcmul_(radius, angle.cos(), value=std)
-        two.addcmul_(radius[: len(two)], angle[: len(two)].sin(), value=std)
+    def _next(self, dtype: torch.dtype) -> Tensor:
+        """Numbers that nobody had: what is left of a block, or another one."""
+        left = self._left.get(dtype)
+        return self._drawn(dtype) if left is None or not len(left) else left
+
+    def _drawn(self, dtype: torch.dtype) -> Tensor:
+        """A block of them, in memory that the next one is written to: by Box and Muller."""
+        if dtype not in self._memory:
+            self._memory[dtype] = torch.empty(3, self._half, dtype=dtype)
+        memory = self._memory[dtype]
+        bits = self._bits.draw(2 * self._half, _INTEGERS.get(dtype, torch.int32))
+        radius, angle = polar(bits.view(2, -1), memory[1:])
+        torch.cos(angle, out=memory[0])
+        angle.sin_()
+        return memory[:2].mul_(radius).view(-1)
 
     def _generator(self, device: torch.device) -> torch.Generator:
         if device not in self._generators:
@@ -106,12 +121,19 @@ class Normal:
         return self._generators[device]
 
 
-def polar(first: Tensor, second: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Radii and angles of pairs of normal numbers, from uniform signed integers.
+def polar(bits: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
+    """Radii and angles of pairs of normal numbers, from two rows of uniform signed integers.
 
     The uniform number behind a radius is an integer's size, so that it is finest near zero, where
-    the largest radii are: they reach 6.6 (9.4 in double precision).
+    the largest radii are: they reach 6.6 (9.4 in double precision). Angles are in the first row
+    of ``out``.
     """
-    unit = 2.0 ** (1 - torch.iinfo(first.dtype).bits)
-    uniform = first.to(dtype).abs_().mul_(unit).clamp_(min=unit / 2)
-    return uniform.log_().mul_(-2).sqrt_(), second.to(dtype).mul_(math.pi * unit)
+    unit = 2.0 ** (1 - torch.iinfo(bits.dtype).bits)
+    angle, radius = out
+    radius.copy_(bits[0]).abs_().mul_(unit).clamp_(min=unit / 2).log_().mul_(-2).sqrt_()
+    return radius, angle.copy_(bits[1]).mul_(math.pi * unit)
+
+
+def size_of(sums: Mapping[str, Tensor]) -> int:
+    """How many numbers there are, of real ones."""
+    return sum(total.numel() * (1 + total.is_complex()) for total in sums.values())
