@@ -193,9 +193,9 @@ def test_rows_are_the_same_in_memory_and_in_files(limit: int, dtype: torch.dtype
 def test_rows_of_different_lengths_and_texts(limit: int) -> None:
     scratch = Scratch(limit=limit)
     ragged, texts = Ragged(scratch), Texts(scratch)
-    ragged.append([torch.arange(3), torch.arange(0), torch.arange(5)])
-    ragged.append([])
-    ragged.append([torch.arange(2)])
+    ragged.append(torch.tensor([0, 1, 2, 0, 1, 2, 3, 4]), [3, 0, 5])
+    ragged.append(torch.arange(0), [])
+    ragged.append(torch.arange(2), [2])
     assert [ragged[i].tolist() for i in range(4)] == [[0, 1, 2], [], [0, 1, 2, 3, 4], [0, 1]]
     texts.append(["één", "", "日本"])
     assert [texts[i] for i in range(3)] == ["één", "", "日本"]

@@ -94,8 +94,10 @@ class _Listed:
             rows *= rows.new_tensor([times[k] for k in known]).unsqueeze(1)
         if len(self.zeros) == 1:
             return rows.sum(0, keepdim=True)
-        index = torch.tensor([self.group[k] for k in known], device=rows.device)
-        return self.zeros.index_add(0, index, rows)
+        groups = [self.group[k] for k in known]
+        if groups == [*range(len(self.zeros))]:  # one in each
+            return rows
+        return self.zeros.index_add(0, torch.tensor(groups, device=rows.device), rows)
 
     def gap(self, part: Norms, *, sure: bool) -> Tensor | None:
         """What an exact value would take out of doubt, and a share of what its rows are off by."""

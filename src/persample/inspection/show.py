@@ -92,7 +92,8 @@ class Gallery:
         if tokens is not None:
             self._expect(tokens.shape[0], n, "tokens")
             if len(self.tokens) == self._count:
-                self.tokens.append(list(tokens.detach()[:, :TOKENS].to("cpu", torch.int32)))
+                kept = tokens.detach()[:, :TOKENS].to("cpu", torch.int32)
+                self.tokens.append(kept.flatten(), [kept.shape[1]] * n)
             return
         first = first_tensor(batch)
         images = self.show.images(batch) if self.show.images is not None else first

@@ -129,14 +129,13 @@ class Ragged:
     def __len__(self) -> int:
         return len(self._ends)
 
-    def append(self, rows: Sequence[Tensor]) -> None:
-        """Add one-dimensional tensors."""
-        if not rows:
+    def append(self, flat: Tensor, sizes: Sequence[int]) -> None:
+        """Add rows of these sizes, one after the other in one dimension."""
+        if not sizes:
             return
-        sizes = torch.tensor([row.numel() for row in rows])
-        self._flat.append(torch.cat([row.detach().flatten() for row in rows]))
-        self._ends.append(sizes.cumsum(0) + self._last)
-        self._last += int(sizes.sum())
+        self._flat.append(flat)
+        self._ends.append(torch.tensor(sizes).cumsum(0) + self._last)
+        self._last += sum(sizes)
 
     def __getitem__(self, index: int) -> Tensor:
         ends = self._ends.tensor()
@@ -155,8 +154,9 @@ class Texts:
 
     def append(self, texts: Sequence[str]) -> None:
         """Add strings."""
-        rows = [torch.tensor(list(text.encode()), dtype=torch.uint8) for text in texts]
-        self._bytes.append(rows)
+        each = [text.encode() for text in texts]
+        joined = torch.tensor(list(b"".join(each)), dtype=torch.uint8)
+        self._bytes.append(joined, [len(text) for text in each])
 
     def __getitem__(self, index: int) -> str:
         return bytes(self._bytes[index].tolist()).decode()
