@@ -64,7 +64,12 @@ def _tied() -> tuple[nn.Module, Tensor]:
 
 
 def _twice() -> tuple[nn.Module, Tensor]:
-    return Fn(lambda s, x: s.l(s.l(x).tanh()), l=nn.Linear(40, 40)), torch.randn(6, 15, 40)
+    return _used_twice(40, 15)
+
+
+def _used_twice(width: int, t: int) -> tuple[nn.Module, Tensor]:
+    net = Fn(lambda s, x: s.l(s.l(x).tanh()), l=nn.Linear(width, width))
+    return net, torch.randn(6, t, width)
 
 
 QUESTIONS: dict[str, Callable[[persample.Tape], Any]] = {
@@ -126,11 +131,18 @@ def test_explained() -> None:
     def ways(build: Any, budget: int) -> str:
         return record(build, budget)[0].explain().uses[0].norms
 
-    assert ways(lambda: (nn.Linear(40, 40), torch.randn(6, 8, 40)), 1 << 30) == "gram"
-    assert ways(_many, 1 << 30) == "stored rows"  # smaller than its factors
-    assert ways(_twice, 1 << 30) == "direct"
-    assert ways(lambda: (nn.Linear(40, 40), torch.randn(6, 1, 40)), 1 << 30) == "one position"
+    assert ways(lambda: (nn.Linear(40, 40), torch.randn(6, 8, 40)), 1 << 30) == "rows, joined"
+    assert ways(lambda: (nn.Linear(400, 400), torch.randn(6, 8, 400)), 1 << 30) == "gram"
+    assert ways(_many, 1 << 30) == "stored rows, joined"  # smaller than its factors
+    assert ways(_twice, 1 << 30) == "rows, joined"
+    assert ways(lambda: _used_twice(160, 60), 1 << 30) == "direct"
+    assert ways(lambda: (nn.Linear(40, 40), torch.randn(6, 1, 40)), 1 << 30) == "rows, joined"
+    assert ways(lambda: (nn.Linear(400, 400), torch.randn(6, 1, 400)), 1 << 30) == "one position"
     assert ways(lambda: (nn.Linear(40, 40), torch.randn(6, 8, 40)), 2048) == "gram, 3 tiles"
+    alike = [nn.Linear(90, 90, bias=False) for _ in range(3)]
+    assert ways(lambda: (nn.Sequential(*alike), torch.randn(6, 90)), 1 << 30) == (
+        "one position, joined"
+    )
     assert "segments" in ways(_table, 1 << 30)
     assert ways(_tied, 1 << 30) == "gram + segments"
     text = str(record(_tied, 1 << 30)[0].explain())

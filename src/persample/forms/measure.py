@@ -19,11 +19,14 @@ class Measure:
     rows: str = ""
 
 
-def measure_form(form: Form, whole: Form, *, kept: bool = True) -> Measure:
-    """The numbers of one use's form; ``whole`` is its parameter's form of all uses."""
+def measure_form(form: Form, whole: Form, *, joined: str = "", kept: bool = True) -> Measure:
+    """The numbers of one use's form; ``whole`` is its parameter's form of all uses.
+
+    ``joined``: how its norms are computed together with others.
+    """
     return Measure(
         form=type(form).__name__,
-        norms=str(whole.plan()),
+        norms=joined or str(whole.plan()),
         work=form.work(),
         kept_bytes=form.nbytes() if kept else 0,
         dense_bytes=form.n * form.size * form.dtype.itemsize,

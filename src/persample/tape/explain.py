@@ -9,6 +9,7 @@ from ..backward.collector import Collector
 from ..backward.consumers.lean import Lean, Told
 from ..errors import describe
 from ..forms import within
+from ..forms.fast.stacked import name_joined
 from ..forms.measure import Measure, measure_form
 from ..guards.extracted_numbers import ExtractedNumbers
 from ..inputs.inputs import Inputs, Seen
@@ -157,10 +158,12 @@ class Explainer:
             return
         whole = forms.forms(self._context.parameters.selected)
         with within(self._context.options.budget):
+            joined = name_joined(whole)
             for entry in forms.contributions:
-                names = self._collector.sources(entry.operand)
-                mine = whole[names[0]] if names else entry.form
-                yield entry.use, entry.operand, entry.rule, measure_form(entry.form, mine)
+                name = next(iter(self._collector.sources(entry.operand)), "")
+                mine, way = whole.get(name, entry.form), joined.get(name, "")
+                measure = measure_form(entry.form, mine, joined=way)
+                yield entry.use, entry.operand, entry.rule, measure
 
 
 def _row(

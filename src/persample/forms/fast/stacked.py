@@ -7,7 +7,7 @@ size. A question to each on its own costs more in calls than in arithmetic.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -61,42 +61,71 @@ def _stack_rows(forms: Mapping[str, Form]) -> Stacked:
     return Stacked(Dense(torch.cat(rows, 1)), shapes)
 
 
-def _stack_products(forms: Mapping[str, Outer]) -> Stacked:
+def _stack_products(forms: dict[str, Form]) -> dict[str, Form]:
     """Outer products of one position, of matrices of one size: a block for each."""
-    sides = zip(*[form.given for form in forms.values()], strict=True)
+    if len(forms) == 1:
+        return forms
+    sides = zip(*[form.tensors() for form in forms.values()], strict=True)
     left, right = [torch.stack(side, 1).unsqueeze(2) for side in sides]
     shape = torch.Size((left.shape[1], left.shape[3], right.shape[3]))
-    return Stacked(Outer(left, right, shape), {name: form.shape for name, form in forms.items()})
+    shapes = {name: form.shape for name, form in forms.items()}
+    return {next(iter(forms)): Stacked(Outer(left, right, shape), shapes)}
 
 
-def stack_forms(forms: Mapping[str, Form]) -> dict[str, Form]:
-    """The same forms, small ones of one dtype and device joined under the first one's name.
+class Kinds(NamedTuple):
+    """Forms by what is joined with what: none, products of one size, rows of one dtype."""
 
-    What is written out in a few calls is joined as rows, other products with those of their size.
+    alone: dict[str, Form]
+    products: list[dict[str, Form]]
+    rows: list[list[dict[str, Form]]]
+
+
+def _kinds(forms: Mapping[str, Form]) -> Kinds:
+    """What is written out in a few calls is joined as rows, larger products by their size.
+
     The copies take a quarter of the budget at most.
     """
-    found: dict[str, Form] = {}
-    rows: dict[Any, dict[str, Form]] = {}
-    products: dict[Any, dict[str, Outer]] = {}
+    alone: dict[str, Form] = {}
+    rows: dict[Any, list[dict[str, Form]]] = {}
+    products: dict[Any, dict[str, Form]] = {}
     room = scratch() // 4
     for name, form in forms.items():
         dtype, alike = form.dtype, (form.dtype, form.device)
         count = _copied(form) if dtype in (torch.float32, torch.float64) else 0
         if not 0 < count * dtype.itemsize <= room:
-            found[name] = form
+            alone[name] = form
             continue
         room -= count * dtype.itemsize
         if isinstance(form, Outer) and form.given[0].dim() == 2:
             products.setdefault((*alike, form.key()), {})[name] = form
         else:
-            rows.setdefault(alike, {})[name] = form
+            rows.setdefault(alike, []).append({name: form})
+    large: list[dict[str, Form]] = []
     for (*alike, _), some in products.items():
-        first = next(iter(some))
-        form = _stack_products(some) if len(some) > 1 else some[first]
-        short = form.n * form.size <= JOINED
-        (rows.setdefault(tuple(alike), {}) if short else found)[first] = form
-    for joined in rows.values():
+        short = sum(form.n * form.size for form in some.values()) <= JOINED
+        (rows.setdefault(tuple(alike), []) if short else large).append(some)
+    return Kinds(alone, large, list(rows.values()))
+
+
+def stack_forms(forms: Mapping[str, Form]) -> dict[str, Form]:
+    """The same forms, small ones of one dtype and device joined under the first one's name."""
+    found, products, rows = _kinds(forms)
+    for some in products:
+        found |= _stack_products(some)
+    for groups in rows:
+        joined = {name: form for some in groups for name, form in _stack_products(some).items()}
         found |= {next(iter(joined)): _stack_rows(joined)} if len(joined) > 1 else joined
+    return found
+
+
+def name_joined(forms: Mapping[str, Form]) -> dict[str, str]:
+    """How norms of forms that are joined with others are computed."""
+    _, products, rows = _kinds(forms)
+    found = {name: "one position, joined" for some in products if len(some) > 1 for name in some}
+    for groups in rows:
+        some = {name: form for members in groups for name, form in members.items()}
+        for name, form in some.items() if len(some) > 1 else ():
+            found[name] = "stored rows, joined" if isinstance(form, Dense) else "rows, joined"
     return found
 
 
