@@ -45,6 +45,10 @@ class Dense(Form):
         """Zero rows for some samples."""
         return Dense(self.values.masked_fill(bad.view(-1, *[1] * len(self.shape)), 0))
 
+    def cut(self, first: int, last: int) -> Dense:
+        """Some of each row."""
+        return Dense(self.values[:, first:last])
+
     def narrowed(self, first: int, last: int) -> Dense:
         """Some of the rows."""
         return Dense(self.values[first:last])

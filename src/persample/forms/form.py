@@ -228,19 +228,37 @@ class Form:
             total += torch.tensordot(c[first:last].to(rows.dtype), rows, 1)
         return total
 
+    def cut(self, first: int, last: int) -> Form | None:
+        """The gradients of a part of the tensor, along its first axis; None if they have none."""
+        return None
+
     def dots(self, other: Form) -> Tensor:
         """⟨gᵢ, hⱼ⟩ for every pair: (n, m)."""
+        need = (self.n + (0 if other is self else other.n)) * self.row_bytes()
+        if need > scratch() and self.shape[:1].numel() > 1:
+            found = self._dots_of_parts(other, max(1, scratch() * self.shape[0] // need))
+            if found is not None:
+                return found
         out = torch.zeros(self.n, other.n, dtype=real(self.dtype), device=self.device)
-        half = scratch() // 2
-        for first, last, mine in self.rows(half):
+        alone = other is self and need <= scratch()
+        room = scratch() if alone else scratch() // 2
+        for first, last, mine in self.rows(room):
             flat = flat_rows(mine)
-            for start, stop, theirs in (
-                [(first, last, mine)]
-                if other is self and (last - first == self.n)
-                else other.rows(half)
-            ):
+            for start, stop, theirs in [(first, last, mine)] if alone else other.rows(room):
                 out[first:last, start:stop] = pairwise(flat, flat_rows(theirs))
         return out
+
+    def _dots_of_parts(self, other: Form, size: int) -> Tensor | None:
+        """The sum over parts of the tensor, so that all rows of one fit: each is written once."""
+        total = torch.zeros(self.n, other.n, dtype=fine_dtype(self.device), device=self.device)
+        for first in range(0, self.shape[0], size):
+            last = min(first + size, self.shape[0])
+            mine = self.cut(first, last)
+            theirs = mine if other is self else other.cut(first, last)
+            if mine is None or theirs is None:
+                return None
+            total += mine.dots(theirs)
+        return total.to(real(self.dtype))
 
     def dot(self, direction: Tensor) -> Tensor:
         """⟨gᵢ, V⟩ for every sample: (n,)."""

@@ -99,6 +99,16 @@ class Outer(Form):
         left, right = self.given
         return Outer(left[first:last], right[first:last], self.shape)
 
+    def cut(self, first: int, last: int) -> Outer | None:
+        """A part of the left factor, or some of many blocks."""
+        (left, right), part = self.given, slice(first, last)
+        if [*self.shape[:1]] != [left.shape[1 if left.dim() > 3 else -1]]:
+            return None
+        left, right = (
+            (left[:, part], right[:, part]) if left.dim() > 3 else (left[..., part], right)
+        )
+        return Outer(left, right, torch.Size((last - first, *self.shape[1:])))
+
     def converted(self, dtype: torch.dtype) -> Outer:
         """From converted factors."""
         left, right = self.given
@@ -226,10 +236,13 @@ class Outer(Form):
         if not isinstance(other, Outer) or self.dtype.is_complex or other.key() != self.key():
             return False
         n, _, t, a = self.left.shape
-        m, s, b = other.n, other.t, self.right.shape[3]
-        by_position = n * m * t * s * (a + b)
-        written = (n * t + m * s) * a * b + n * m * a * b
-        return by_position < written or self.row_bytes() > scratch()
+        m, s, b, width = other.n, other.t, self.right.shape[3], wide(self.dtype).itemsize
+        if self.row_bytes() > scratch() and self.cut(0, 1) is None:
+            return True
+        pairs, rows = n * m * t * s, n * t + (0 if other is self else m * s)
+        by_position = Plan("", pairs * (a + b), 2 * pairs * width, 0, 0)
+        written = Plan("", (rows + n * m) * a * b, (n + m) * a * b * width, 0, 0)
+        return by_position.cost < written.cost
 
     def project(self, sketch: Sketch) -> Tensor:
         """(left Sₐᵀ)ᵀ (right S_bᵀ): the matrix itself is never formed."""

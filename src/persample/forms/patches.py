@@ -56,6 +56,14 @@ class Patches(Form):
         part = slice(first * self.images, last * self.images)
         return Patches(self.x[part], self.grad[part], self.weight, self.geometry, self.images)
 
+    def cut(self, first: int, last: int) -> Patches | None:
+        """Some output channels (of transposed convolutions, input channels)."""
+        part, x, grad = slice(first, last), self.x, self.grad
+        if self.geometry.groups != 1:
+            return None
+        x, grad = (x[:, part], grad) if self.geometry.transposed else (x, grad[:, part])
+        return Patches(x, grad, self.weight[part], self.geometry, self.images)
+
     def converted(self, dtype: torch.dtype) -> Patches:
         """From a converted input and output gradient."""
         x, grad = self.x.to(dtype), self.grad.to(dtype)
