@@ -7,7 +7,7 @@ from .fast.disjoint_parts import Pieces
 from .fast.elementwise import Scaled, scale_form
 from .fast.picked_rows import Picked
 from .fast.single_samples import SingleSamples
-from .fast.stacked import Stacked
+from .fast.stacked import Stacked, name_joined
 from .form import Form, inner, lift, real, wide
 from .geometry import Geometry
 from .gradients import Gradients, certain_sums
@@ -62,6 +62,7 @@ __all__ = [
     "inner",
     "kept_sketch",
     "lift",
+    "name_joined",
     "norms_of",
     "pull_back_together",
     "real",

@@ -229,7 +229,7 @@ class Form:
         return total
 
     def cut(self, first: int, last: int) -> Form | None:
-        """The gradients of a part of the tensor, along its first axis; None if they have none."""
+        """The gradients of a part of the tensor, along its first axis; None if it cannot be cut."""
         return None
 
     def dots(self, other: Form) -> Tensor:

@@ -102,11 +102,10 @@ class Outer(Form):
     def cut(self, first: int, last: int) -> Outer | None:
         """A part of the left factor, or some of many blocks."""
         (left, right), part = self.given, slice(first, last)
-        if [*self.shape[:1]] != [left.shape[1 if left.dim() > 3 else -1]]:
+        many = left.dim() > 3
+        if [*self.shape[:1]] != [left.shape[1 if many else -1]]:
             return None
-        left, right = (
-            (left[:, part], right[:, part]) if left.dim() > 3 else (left[..., part], right)
-        )
+        left, right = (left[:, part], right[:, part]) if many else (left[..., part], right)
         return Outer(left, right, torch.Size((last - first, *self.shape[1:])))
 
     def converted(self, dtype: torch.dtype) -> Outer:

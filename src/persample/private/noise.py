@@ -52,13 +52,13 @@ class Noise:
             for name, total in sums.items():
                 total.add_(self.past[name][0]).div_(divisor)
             return
-        source = Normal(self.secret, step, size_of(sums))
+        source = Normal(self.secret, step, count_numbers(sums))
         for total in sums.values():
             source.add_to(total, self.std, divisor)
 
     def _advance(self, step: int, sums: Mapping[str, Tensor]) -> None:
         """The noise of the next step; nothing changes unless all of it could be made."""
-        source, past = Normal(self.secret, step, size_of(sums)), {}
+        source, past = Normal(self.secret, step, count_numbers(sums)), {}
         for name, total in sums.items():
             white, before = torch.zeros_like(total), self.past.get(name, [])
             source.add_to(white, self.std)
@@ -98,12 +98,12 @@ class Normal:
             flat, self._left[flat.dtype] = flat[count:], block[count:]
 
     def _next(self, dtype: torch.dtype) -> Tensor:
-        """Numbers that nobody had: what is left of a block, or another one."""
+        """Numbers that were not used yet: what is left of a block, or another one."""
         left = self._left.get(dtype)
-        return self._drawn(dtype) if left is None or not len(left) else left
+        return self._draw(dtype) if left is None or not len(left) else left
 
-    def _drawn(self, dtype: torch.dtype) -> Tensor:
-        """A block of them, in memory that the next one is written to: by Box and Muller."""
+    def _draw(self, dtype: torch.dtype) -> Tensor:
+        """Another block, by Box and Muller; it is written over the last one."""
         if dtype not in self._memory:
             self._memory[dtype] = torch.empty(3, self._half, dtype=dtype)
         memory = self._memory[dtype]
@@ -134,6 +134,6 @@ def polar(bits: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
     return radius, angle.copy_(bits[1]).mul_(math.pi * unit)
 
 
-def size_of(sums: Mapping[str, Tensor]) -> int:
-    """How many numbers there are, of real ones."""
+def count_numbers(sums: Mapping[str, Tensor]) -> int:
+    """How many real numbers the sums have: a complex one counts as two."""
     return sum(total.numel() * (1 + total.is_complex()) for total in sums.values())

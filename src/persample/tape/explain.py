@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from ..backward.collector import Collector
 from ..backward.consumers.lean import Lean, Told
 from ..errors import describe
-from ..forms import within
-from ..forms.fast.stacked import name_joined
+from ..forms import name_joined, within
 from ..forms.measure import Measure, measure_form
 from ..guards.extracted_numbers import ExtractedNumbers
 from ..inputs.inputs import Inputs, Seen
