@@ -7,7 +7,7 @@ from collections.abc import Container
 from typing import Any
 
 from torch import Tensor
-from torch.autograd.function import BackwardCFunction
+from torch.autograd.function import AUTOGRAD_FUNCTION_COUNTER, BackwardCFunction
 
 from .errors import StaleError, UsageError
 
@@ -47,12 +47,12 @@ def built_in(node: type) -> bool:
 
 def own_functions() -> bool:
     """Whether the user's program has custom functions at all."""
-    return _some_own(len(BackwardCFunction.__subclasses__()))
+    return _some_own(repr(AUTOGRAD_FUNCTION_COUNTER))
 
 
 @functools.lru_cache(maxsize=1)
-def _some_own(count: int) -> bool:
-    """Of so many classes: looked at again when there are others."""
+def _some_own(count: str) -> bool:
+    """Of so many classes that were ever defined: looked at again when there are others."""
     return not all(built_in(node) for node in BackwardCFunction.__subclasses__())
 
 

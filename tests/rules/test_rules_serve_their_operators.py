@@ -179,6 +179,12 @@ NORMS: dict[str, Build] = {
     "layer norm": module(lambda: nn.LayerNorm(5), x(4, 5)),
     "layer norm of two axes": module(lambda: nn.LayerNorm((4, 5)), x(2, 4, 5)),
     "layer norm without bias": module(lambda: nn.LayerNorm(5, bias=False), x(4, 5)),
+    "layer norm of many numbers": module(lambda: nn.LayerNorm(64), x(512, 64)),
+    "layer norm of many numbers, without bias": module(
+        lambda: nn.LayerNorm((256, 64), bias=False), x(2, 256, 64)),
+    "layer norm of many numbers, samples on the second axis": f(
+        lambda s, x: F.layer_norm(x.transpose(0, 1), (64,), s.w, s.b).transpose(0, 1),
+        x(512, 64), w=(64,), b=(64,)),
     "rms norm": module(lambda: nn.RMSNorm(5), x(4, 5)),
     "group norm": module(lambda: nn.GroupNorm(2, 4), x(4, 3, 3)),
     "instance norm": module(lambda: nn.InstanceNorm2d(4, affine=True), x(4, 3, 3)),

@@ -74,14 +74,15 @@ def _expect(module: Any, batch_size: Any, loss_reduction: Any) -> None:
             where=describe(here()),
             fix="Expanded Weights are made of the parameters of a module: pass one",
         )
-    whole = isinstance(batch_size, numbers.Integral) and not isinstance(batch_size, bool)
-    if batch_size is not None and not whole:
+    if batch_size is None:
+        return
+    if not isinstance(batch_size, numbers.Integral) or isinstance(batch_size, bool):
         raise UsageError(
             f"Batch size passed must be None or an integer, got {type(batch_size).__name__}",
             where=describe(here()),
             fix="leave batch_size out, or pass x.shape[0]",
         )
-    if batch_size is not None and batch_size < 1:
+    if int(batch_size) < 1:
         raise UsageError(
             f"Batch size must be positive, got {batch_size}",
             where=describe(here()),

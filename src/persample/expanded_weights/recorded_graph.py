@@ -85,7 +85,7 @@ class RecordedGraph:
                 if getattr(parameter, "grad_sample", None) is not before[name]:
                     parameter.grad_sample = before[name]  # type: ignore[attr-defined]
             raise
-        with torch._C.DisableTorchFunction(), torch.no_grad():
+        with torch._C.DisableTorchFunction():  # gradients are off in a backward pass
             written.finish()
             for name in written.rows:
                 rows = written.finished(name)

@@ -52,8 +52,9 @@ def as_before(owner: Owner) -> None:
         left = [other for other in _OPEN if other is not owner]
         if _OPEN and not left:
             _SCRIPTED.__call__ = _BEFORE[0]
-            _STANCE.close()
-            _FORCED.clear()
+            if _FORCED:
+                _STANCE.close()
+                _FORCED.clear()
         _OPEN[:] = left
 
 

@@ -17,6 +17,7 @@ from .table import Forms, rule
 
 _FEW = 8  # positions that are faster added up than multiplied by a row
 _PIECE = 1 << 17  # numbers that are multiplied at a time
+_LARGE = 1 << 15  # numbers of a sample that torch's own kernel takes faster, one sample at a time
 
 
 def _statistics(node: str, x: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -45,15 +46,31 @@ def _trailing(
     dtype, (*mean, rstd) = wide(torch.promote_types(grad.dtype, x.dtype)), rest
     keep = use.operands[0].value.dim()
     rows = by_sample(grad, layout, n, keep)
-
-    def scales() -> Tensor:
-        each = [by_sample(t, layout, n, keep).to(dtype) for t in (x, rstd, *mean)]
-        return _scale_gradients(rows, *each)
-
+    scaled = [operand.value is weight for operand in use.operands]
+    each = [by_sample(t, layout, n, keep).to(dtype) for t in (x, rstd, *mean) if any(scaled)]
+    large = rows.device.type == "cpu" and rows[0].numel() >= _LARGE
+    if large and mean and any(scaled) and rows.dtype == dtype:
+        found = _one_by_one(rows, *each, shifts=not all(scaled))
+        return [Dense(found[not scale]) for scale in scaled]
     return [
-        Dense(scales() if operand.value is weight else rows.sum(1, dtype=dtype))
-        for operand in use.operands
+        Dense(_scale_gradients(rows, *each) if scale else rows.sum(1, dtype=dtype))
+        for scale in scaled
     ]
+
+
+def _one_by_one(
+    grad: Tensor, x: Tensor, rstd: Tensor, mean: Tensor, *, shifts: bool
+) -> list[Tensor]:
+    """Gradients of the scale and, if they are wanted, of the shift, by torch's own kernel."""
+    shape, wanted = x.shape[2:], [False, True, shifts]
+    weight = x.new_empty(shape)  # of which the kernel takes the shape
+    # the kernel reads memory in order
+    samples = zip(*(t.contiguous() for t in (grad, x, mean, rstd)), strict=True)
+    found = [
+        torch.ops.aten.native_layer_norm_backward(g, a, shape, m, r, weight, weight, wanted)[1:]
+        for g, a, m, r in samples
+    ]
+    return [torch.stack(each) for each in zip(*found, strict=True) if each[0] is not None]
 
 
 def _scale_gradients(grad: Tensor, x: Tensor, rstd: Tensor, mean: Tensor | None = None) -> Tensor:
