@@ -8,13 +8,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 Autocast = tuple[tuple[str, torch.dtype], ...]
 
 
-def fingerprint(tensors: Sequence[Tensor]) -> Tensor | None:
-    """Sums of what is saved, where hooks (checkpointing, offloading) decide what comes back."""
-    if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
+def fingerprint(tensors: Sequence[Tensor], *, again: bool) -> Tensor | None:
+    """Sums of what is saved, where hooks (checkpointing, offloading) decide what comes back.
+
+    ``again``: in a backward pass. What checkpointing computes again is asked for by the first
+    node alone, which has its sums.
+    """
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    if hooks is None or (again and hooks[0].__module__ == checkpoint.__module__):
         return None
     with torch.no_grad():
         return sums(tensors)
@@ -29,9 +35,10 @@ def sums(tensors: Sequence[Tensor]) -> Tensor:
 def _sum(tensor: Tensor) -> Tensor:
     """A sum that changes when rows change places: every row has a weight of its own."""
     value = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor
-    # where there is no double precision, single must do
-    dtype = torch.float32 if tensor.device.type == "mps" else torch.float64
     value = value.detach().to_dense()
+    # sums in double precision take several times as long, and are not there on every device
+    exact = not value.is_floating_point() and value.device.type != "mps"
+    dtype = torch.float64 if exact else torch.promote_types(value.dtype, torch.float32)
     rows = value.sum(-1, dtype=dtype) if value.dim() > 1 else value.to(dtype)
     found = _weigh(rows.flatten())
     return found if value.dim() != 2 else found + _weigh(value.sum(0, dtype=dtype))
@@ -39,8 +46,9 @@ def _sum(tensor: Tensor) -> Tensor:
 
 def _weigh(rows: Tensor) -> Tensor:
     """The golden ratio's multiples lie apart: no two weights agree."""
-    places = torch.arange(rows.numel(), dtype=rows.dtype, device=rows.device)
-    return (rows * (1 + (places * 0.6180339887) % 1)).sum()
+    dtype = torch.float32 if rows.device.type == "mps" else torch.float64
+    places = torch.arange(rows.numel(), dtype=dtype, device=rows.device)
+    return torch.dot(rows.to(dtype), places.mul_(0.6180339887).frac_().add_(1))
 
 
 def comes_back(expected: Tensor, tensors: Sequence[Tensor]) -> Tensor:

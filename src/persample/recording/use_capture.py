@@ -272,7 +272,7 @@ def _through_node(
     if torch._C._len_torch_dispatch_stack() or forward_ad._current_level >= 0:
         dirty = False  # selective checkpointing keeps what it saw, forward mode a derivative
     picked = [outs[k].detach() if use.closed else outs[k] for k in use.tapped.results]
-    use.fingerprint = fingerprint(saved)
+    use.fingerprint = fingerprint(saved, again=context.backward.receiving)
     new = Tap.apply(ANCHOR, use, len(saved), dirty, *saved, *picked)
     for k, tensor in zip(use.tapped.results, (new,) if len(picked) == 1 else new, strict=True):
         outs[k] = tensor
