@@ -2,7 +2,7 @@
 
     python -m benchmarks [models ...] [--parts time memory scaling overhead small budgets processes]
                          [--peers ...] [--threads 1] [--heap warm|default|both|mapped]
-                         [--rounds 7] [--quick]
+                         [--rounds 15] [--quick]
 
 Results go to benchmarks/results (``--quick``: to build/bench-quick), one entry per model, so that a
 part of them can be measured again; ``python -m benchmarks.tables`` makes tables and plots of them.
@@ -118,14 +118,16 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--heap", choices=(*HEAPS, "both"), default="warm")
     parser.add_argument("--rounds", type=int)
-    parser.add_argument("--seconds", type=float, help="for the rounds of one model, after two")
+    parser.add_argument(
+        "--seconds", type=float, help="for the rounds of one model, after the first two"
+    )
     parser.add_argument("--quick", action="store_true", help="few models, few rounds")
     parser.add_argument("--out", type=Path, help="directory of the results")
     given = parser.parse_args()
     given.models = given.models or (QUICK if given.quick else ALL)
     if unknown := set(given.models) - set(MODELS):
         parser.error(f"no model is called {', '.join(sorted(unknown))}; there are {list(MODELS)}")
-    given.rounds = given.rounds or (3 if given.quick else 7)
+    given.rounds = given.rounds or (3 if given.quick else 15)
     given.seconds = given.seconds or (3.0 if given.quick else 25.0)
     given.out = given.out or (ROOT / "build" / "bench-quick" if given.quick else RESULTS)
     return given

@@ -5,7 +5,9 @@
 Each round runs the plain step and every cell (peer, question) once, in an order drawn anew; a
 cell's figure is its time divided by the plain step's time of the same round. A second plain step
 in every round is the control: its figure should be one. An answer is compared with the one-sample
-loop before it is timed. A cell far slower than the plain step is run once and left out.
+loop before it is timed. A cell far slower than the plain step is run once and left out; one far
+behind the fastest answer to its question is left out after the first rounds, so that more rounds
+are left for those that compete.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from ..peers.answers import DISPUTED, EXACT, TOLERANCE, Referee, drawn, widened
 from .process import limit, message, settle
 
 SLOW, PATIENCE = 20.0, 0.5  # left out of the rounds: slower than both (ratio, seconds)
+BEHIND = 1.5  # left out of later rounds: slower than the fastest by this
 CONTROL = "plain again"
 LEAST = 2  # rounds, however long they take
 REPEAT = 0.015  # a step shorter than this many seconds is repeated within a round
@@ -143,7 +146,7 @@ def rounds_of(
 ) -> Iterator[tuple[Cell, float]]:
     """The control and the processor share, after each of the interleaved rounds.
 
-    Until there are enough rounds, or (after two) until the time is used up.
+    Until there are enough rounds, or until those after the first two have used their time up.
     """
     plain.step()
     base = min(clock(plain.step, timer=timer) for _ in range(2))
@@ -159,10 +162,13 @@ def rounds_of(
     everyone = [plain, control, *(cell for cell in cells if cell.timed)]
     order = random.Random(0)  # who comes after whom must not decide
     begun, used = time.perf_counter(), time.process_time()
+    left = seconds
     for done in range(rounds):
-        spent = time.perf_counter() - begun
-        if done >= LEAST and spent + spent / done > seconds:
+        if done == LEAST:
+            everyone = [plain, control, *competing(everyone[2:])]
+        if done >= LEAST and left < 0:
             break
+        start = time.perf_counter()
         for cell in order.sample(everyone, len(everyone)):
             try:
                 times = repeat if cell.step is plain.step else half
@@ -173,16 +179,29 @@ def rounds_of(
                 cell.found |= {"state": "fails", "message": message(problem)}
                 cell.seconds, cell.step = [], released
                 everyone.remove(cell)
+        left -= time.perf_counter() - start if done >= LEAST else 0.0
         report(f"round {done + 1}", started)
         share = (time.process_time() - used) / (time.perf_counter() - begun)
         yield control, share
+
+
+def competing(cells: list[Cell]) -> list[Cell]:
+    """Those that are not far behind the fastest right answer to their question."""
+    best: dict[str, float] = {}
+    for cell in cells:
+        if cell.found.get("state") == "wrong":
+            continue
+        best[cell.question] = min(best.get(cell.question, math.inf), *cell.seconds)
+    return [
+        cell for cell in cells if min(cell.seconds) <= BEHIND * best.get(cell.question, math.inf)
+    ]
 
 
 def summary(cell: Cell, base: list[float]) -> dict[str, Any]:
     """Median and quartiles of the ratios to plain."""
     if not cell.seconds:
         return cell.found
-    ratios = [mine / plain for mine, plain in zip(cell.seconds, base, strict=True)]
+    ratios = [mine / plain for mine, plain in zip(cell.seconds, base, strict=False)]
     if len(ratios) < LEAST:
         return {**cell.found, "median": ratios[0]}
     low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")

@@ -16,7 +16,7 @@ import torch
 from benchmarks import __main__ as program
 from benchmarks.measure import expanded_weights, small
 from benchmarks.measure.results import RESULTS, ROOT
-from benchmarks.measure.timing import Cell, cells_of, judged, measure
+from benchmarks.measure.timing import Cell, cells_of, competing, judged, measure, summary
 from benchmarks.models import MODELS, SMALL
 from benchmarks.models.case import Case, classify, predict
 from benchmarks.models.language import LanguageModel
@@ -47,6 +47,16 @@ def test_quick_run_of_one_model_and_two_peers(tmp_path: Path) -> None:
     made = tables.makers(tmp_path)
     assert "| tiny |" in made["time-norms"]()
     assert "| tiny |" in made["short"]()
+
+
+def test_later_rounds_are_for_those_that_compete() -> None:
+    took = {"a": 1.0, "b": 1.4, "c": 2.0, "fast and wrong": 0.1}
+    cells = [Cell(name, "norms", lambda: None, seconds=[t, t]) for name, t in took.items()]
+    cells[-1].found["state"] = "wrong"
+    cells.append(Cell("c", "gram", lambda: None, seconds=[9.0, 9.0]))
+    left = [(cell.peer, cell.question) for cell in competing(cells)]
+    assert left == [("a", "norms"), ("b", "norms"), ("fast and wrong", "norms"), ("c", "gram")]
+    assert summary(cells[0], [2.0, 2.0, 5.0])["median"] == 0.5
 
 
 @pytest.mark.filterwarnings("ignore")  # what peers warn of is theirs
