@@ -18,7 +18,7 @@ from ..rules import OfTable
 from ..run_state import uncast
 from ..uses.context import Context
 from ..uses.use import Firing, Operand, Use
-from .consumers.protocol import Consumer
+from .consumers.consumer import Consumer
 from .contribution import (
     Contribution,
     attached,

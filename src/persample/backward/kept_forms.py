@@ -10,7 +10,7 @@ from torch import Tensor
 from ..forms import Dense, Form, Gradients, within
 from ..run_state import uncast
 from .collector import Collector
-from .consumers.kept import Kept, Looped
+from .consumers.consumer import Kept, Looped
 
 
 class KeptForms:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, _engine_run_backward
 
-from ..guards.escapes import Escapes
 from ..guards.guards import Guards
+from ..guards.native_gradients import Escapes
 from ..modes import watching
 from ..uses.context import Context
 from .collector import Collector

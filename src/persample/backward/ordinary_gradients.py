@@ -12,7 +12,7 @@ from ..forms import Form, within
 from ..run_state import uncast
 from ..uses.context import Context
 from .collector import Collector
-from .consumers.kept import Kept
+from .consumers.consumer import Kept
 from .consumers.lean import Lean
 from .contribution import Contribution
 

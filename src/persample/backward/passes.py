@@ -20,9 +20,8 @@ from ..modes import watching
 from ..run_state import RandomState, recast, uncast
 from ..uses.context import ANCHOR, Context
 from .collector import Collector
-from .consumers.kept import Kept, Looped
+from .consumers.consumer import Consumer, Kept, Looped
 from .consumers.lean import Lean, Visitor
-from .consumers.protocol import Consumer
 from .listening import Listening, Roots, engine
 from .loss_checks import LossChecks, expect_followed, expect_history
 from .one_by_one import OneByOne

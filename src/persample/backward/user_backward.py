@@ -14,7 +14,7 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from ..autograd_graph import leaves_of
 from ..errors import LOOP, MixedSamplesError, PersampleError, Reason, UsageError, called_by, here
-from ..guards.untrained import note_untrained
+from ..guards.native_gradients import note_untrained
 from ..layouts.layout import Additive, Constant, Layout, Mixed
 from ..modes import entered, watching
 from ..uses.context import Context

@@ -12,8 +12,15 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import UsageError
-from .places import Places, Targets, anywhere, is_distributed, loaded_class, reduce_shard
-from .reduction import Reduction
+from .reduction import (
+    Places,
+    Reduction,
+    Targets,
+    anywhere,
+    is_distributed,
+    loaded_class,
+    reduce_shard,
+)
 
 
 def find_processes(model: nn.Module) -> Processes | None:

@@ -15,10 +15,10 @@ from .fast.single_samples import SingleSamples, merge_single_samples
 from .form import Form, add_all, wide
 from .mapped import Mapped
 from .outer import Outer
+from .pullback import Joint, join_uses
 from .strided_part import Part
 from .table_rows import Rows, concatenated_rows
 from .total import Total
-from .user_maps import Joint, join_uses
 
 Groups = dict[tuple[Any, Hashable], list[Form]]  # forms that can be merged
 

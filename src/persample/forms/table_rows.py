@@ -8,14 +8,19 @@ import torch
 from torch import Tensor
 
 from .cost import Plan, scratch, spans
-from .fast.reused_buffers import rewrite
 from .form import Form, Moments, real, wide
 from .kernels import zeros
 from .outer import Outer
 from .rounding import Norms, units
-from .row_products import match_rows
-from .segments import rows_of_samples, segment_sq_norms, segments, sum_by_key
 from .sketch import Sketch
+from .table_kernels import (
+    match_rows,
+    rewrite,
+    rows_of_samples,
+    segment_sq_norms,
+    segments,
+    sum_by_key,
+)
 
 _RUN = 256 << 10  # bytes of values that stay in cache while they are copied and added
 

@@ -10,16 +10,13 @@ from torch import Tensor
 from .cost import Plan, all_of
 from .fast.elementwise import Scaled
 from .form import Form, add_all, wide
-from .mapped import Composite
-from .masked import Masked
+from .mapped import Composite, Masked
 from .outer import Outer
-from .pullback import Pullback
-from .replay import Replay
+from .pullback import Joint, Pullback, Replay
 from .rounding import Norms, add_errors, units
 from .sketch import Sketch
 from .strided_part import Part
 from .table_rows import Rows
-from .user_maps import Joint
 
 
 class Total(Composite):

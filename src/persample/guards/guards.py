@@ -18,10 +18,9 @@ from ..uses.contents import Values
 from ..uses.context import Context
 from ..uses.tensor_states import version
 from ..uses.use import Operand, Use
-from .content_checks import Constants
+from .constants import Constants, Finite, Zeros
 from .determinism import PassComparison, expect_deterministic
 from .extracted_numbers import ExtractedNumbers
-from .mask_checks import Finite, Zeros
 from .messages import (
     kept_data_overwritten,
     not_finite_at_zeros,

@@ -6,10 +6,7 @@ contracted. Whatever is not in the table, or fails its rule, gives a tensor whos
 
 from .call import Call, collect
 from .families import (  # noqa: F401  (importing a family fills the table)
-    construction,
     contraction,
-    distance,
-    grouping,
     indexing,
     joining,
     linear_algebra,

@@ -80,7 +80,7 @@ def _of_one(out: Any, sample: int) -> Result | list[Result]:
     """Every result belongs to one sample."""
     return [
         Layout(0, 1, torch.full((1,) * t.dim(), sample, dtype=torch.long, device=t.device))
-        for t in outputs(out)
+        for t in collect(out)
     ]
 
 
@@ -116,7 +116,7 @@ def _fitting(result: Result | list[Result], call: Call) -> Result | list[Result]
     each = result if isinstance(result, list) else [result]
     if not any(isinstance(state, Layout) and state.ids is not None for state in each):
         return result
-    outs = outputs(call.out)
+    outs = collect(call.out)
     each = each if isinstance(result, list) else each * len(outs)
     for out, state in zip(outs, each, strict=False):
         if isinstance(state, Layout) and state.ids is not None:
@@ -281,10 +281,3 @@ def _tag(state: Result, why: Reason | None, n: int) -> Result:
     if isinstance(state, Additive):
         return Additive(why)
     return state
-
-
-def outputs(out: Any) -> list[Tensor]:
-    """The tensors among an operator's results, in order."""
-    found: list[Tensor] = []
-    collect(out, found)
-    return found

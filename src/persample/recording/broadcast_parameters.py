@@ -66,8 +66,7 @@ class Repeats:
             return
         if operator.inplace or "out" in kwargs or _stateful(operator):
             return
-        outs: list[Tensor] = []
-        collect(out, outs)
+        outs = collect(out)
         if any(is_lazy(tensor) for tensor in (*owned, *constants)):
             return
         if any(tensor.layout is not torch.strided or tensor.is_nested for tensor in outs):
@@ -181,10 +180,9 @@ class Repeats:
 
     def _run(self, origin: Origin, tensor: Tensor) -> Tensor | None:
         swap = self._swapped(origin.seen)
-        outs: list[Tensor] = []
         try:
             with origin.surroundings(), self._context.mode:
-                collect(origin.call(swap), outs)
+                outs = collect(origin.call(swap))
                 if origin.index >= len(outs):
                     return None
                 found = laid_out(outs[origin.index], tensor)
@@ -240,8 +238,7 @@ class Repeats:
         Who writes to a view writes to the tensor that it is a view of.
         """
         operator, _, _, _, out = call
-        outs: list[Tensor] = []
-        collect(out, outs)
+        outs = collect(out)
         if not all(self._apart(t) or self._constant(t) for t in outs):
             return False
         if operator.aliasing:

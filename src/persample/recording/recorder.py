@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode
 
 from ..backward.collector import Collector
-from ..backward.consumers.kept import Kept
+from ..backward.consumers.consumer import Consumer, Kept
 from ..backward.consumers.lean import Lean
-from ..backward.consumers.protocol import Consumer
 from ..backward.passes import Passes
 from ..distributed import find_processes
 from ..errors import UsageError
@@ -23,15 +22,13 @@ from ..inputs.inputs import Inputs
 from ..layouts import Operator, find
 from ..layouts.layout import Additive, Layout, Mixed
 from ..modes import above, below
-from ..uses.context import Context
-from ..uses.options import Options
+from ..uses.context import Context, Options
 from ..uses.parameters import Parameters, Params, modules_of
 from ..uses.tensor_states import unseen
-from .compiled_code import as_before, eagerly
 from .dispatch import Dispatch
 from .follower import MISSED
+from .hidden_code import as_before, as_written
 from .lookup import Lookup
-from .mapped_functions import follow_maps, leave_maps
 from .tensor_subclasses import overridden, override
 from .user_code.custom_functions import CustomFunctions
 
@@ -148,8 +145,7 @@ class Recording:
         self._claim({id(module) for module in self.modules})
         self._entered = True
         try:
-            eagerly(self)
-            follow_maps(self)
+            as_written(self)
             self.inputs.install(self.modules)
             modes = below(self._mode)
             self._mode.__enter__()
@@ -182,7 +178,6 @@ class Recording:
 
     def _leave(self) -> None:
         as_before(self)
-        leave_maps(self)
         self.inputs.remove()
         with _LOCK:
             _OPEN[:] = [(owner, ids) for owner, ids in _OPEN if owner() not in (None, self)]

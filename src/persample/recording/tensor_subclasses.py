@@ -41,7 +41,7 @@ class _Listening(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        collect((args, out), self.seen)
+        self.seen += collect((args, out))
         return out
 
 
@@ -53,7 +53,7 @@ def override(
     ``seen``: what such code met, while it runs.
     """
     outermost = not seen
-    collect((args, kwargs), seen)
+    seen += collect((args, kwargs))
     try:
         with context.mode, _Listening(seen):
             for kind in kinds:
@@ -63,9 +63,7 @@ def override(
             else:
                 names = ", ".join(kind.__name__ for kind in kinds)
                 raise TypeError(f"no implementation of {func} was found for {names}")
-        results: list[Tensor] = []
-        collect(found, results)
-        for result in results:
+        for result in collect(found):
             context.look(result)
     finally:
         if outermost:

@@ -10,8 +10,7 @@ from ..forms import Dense, Form, Part, Rows
 from ..layouts.layout import Layout, closed
 from ..uses.tensor_states import version
 from ..uses.use import Firing, Lookup, Operand, Use
-from .by_sample import Unsuited, only_output, row_ids
-from .table import Forms, OfTable, rule
+from .table import Forms, OfTable, Unsuited, only_output, row_ids, rule
 
 
 @rule("embedding")

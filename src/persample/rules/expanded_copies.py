@@ -16,8 +16,7 @@ from ..layouts import POINTWISE, find, propagate
 from ..layouts.layout import Layout, State, closed, ids_of
 from ..uses.use import Firing, Operand, Use
 from .broadcast import unbroadcast
-from .by_sample import Unsuited
-from .table import Forms
+from .table import Forms, Unsuited
 
 _BATCHED = frozenset(("scaled_dot_product_attention", "cdist"))  # matrices behind a batch's axes
 _AROUND = frozenset(("cosine_similarity", "pairwise_distance"))  # one axis is summed away

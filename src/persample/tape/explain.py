@@ -14,7 +14,7 @@ from ..guards.extracted_numbers import ExtractedNumbers
 from ..inputs.inputs import Inputs, Seen
 from ..uses.context import Context
 from ..uses.use import Operand, Use
-from .parameter_forms import ParameterForms
+from .answers import ParameterForms
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,7 @@ from torch import Tensor
 from ..errors import UsageError
 from ..forms import Form, real, wide
 from ..forms.sums import NoiseScale, variance_from_moments
-from .question import Question
-from .source import Grads
+from .question import Grads, Question
 
 
 def second_moment(question: Question, names: Sequence[str]) -> Grads:

@@ -26,7 +26,7 @@ from ..forms import Dense, Form, Joint, Patches, Pixels, Rows, shares, total, wi
 from ..layouts.layout import Layout
 from ..layouts.operator_facts import CUSTOM
 from ..rules import OfTable
-from ..rules.einsum import parameter_axes
+from ..rules.contraction import parameter_axes
 from ..uses.context import Context
 from ..uses.use import Firing, Use
 

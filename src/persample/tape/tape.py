@@ -15,7 +15,7 @@ from ..distributed import Reduction
 from ..errors import UsageError
 from ..forms import Form
 from ..forms.sums import NoiseScale
-from ..guards.untrained import forget_untrained
+from ..guards.native_gradients import forget_untrained
 from ..inputs.user_marks import mark
 from ..recording.recorder import Recording
 from ..uses.parameters import Params
@@ -28,15 +28,12 @@ from ..validation import (
     unfit,
 )
 from . import inner_products, moments
-from .clipped_sum import clipped_sum, nonfinite
-from .clipping import Rule, flat
+from .answers import LeanAnswers, ParameterForms, nothing_kept
+from .clipping import Rule, clipped_sum, flat, nonfinite
 from .explain import Explainer, Explanation
-from .lean_answers import LeanAnswers, nothing_kept
 from .out_buffers import expect_buffers
-from .parameter_forms import ParameterForms
 from .positions import Positions, no_positions
-from .question import Question
-from .source import Grads, Source
+from .question import Grads, Question, Source
 
 Answer = TypeVar("Answer")
 

@@ -39,11 +39,11 @@ from ...forms.measure import Measure, measure_form
 from ...forms.sums import project_parameter, variance_from_moments
 from ...run_state import Autocast, current_autocast
 from ...uses.contents import Values
-from ...uses.options import Ahead
+from ...uses.context import Ahead
 from ...uses.tensor_states import version
 from ...uses.use import Operand, Use
 from ..contribution import Contribution
-from .protocol import Consumer, Parts
+from .consumer import Consumer, Parts
 
 Visitor = Callable[[str, Form], None]
 # forms whose sum must be that of the rows that norms were taken of

@@ -20,7 +20,7 @@ from ...guards.extracted_numbers import ExtractedNumbers
 from ...layouts.layout import PURE, Additive, Constant, Layout, State
 from ...uses.context import Context
 from ...uses.tensor_states import EXCLUDED, SELECTED, Derived, Mark, gained_history, unseen
-from .custom_backward import Followed, FollowedBackward
+from .backward_code import Followed, FollowedBackward
 from .custom_parameters import OfParameters
 
 _VIEWS = frozenset(("ViewBackward0", "AliasBackward0", "UnsafeViewBackward0"))
