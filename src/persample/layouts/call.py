@@ -107,9 +107,7 @@ def axes(value: int | Sequence[int] | None, rank: int) -> set[int]:
         return set(range(rank))
     if isinstance(value, (int, torch.SymInt)):
         value = (value,)
-    if rank == 0:
-        return set()
-    return {int(v) % rank for v in value}
+    return {int(v) % rank for v in value} if rank else set()
 
 
 def other_sizes(tensor: Tensor, axis: int) -> tuple[int, ...]:

@@ -33,9 +33,8 @@ def gather_letters(call: Call, terms: Sequence[Term], result: str) -> Layout | N
 
 def contract(call: Call, terms: Sequence[Term], result: str) -> Result:
     """The same for a sum of products, which may also be a sum over samples."""
-    if _sums_samples(call, terms, result):
-        return Additive()
-    return gather_letters(call, terms, result)
+    summed = _sums_samples(call, terms, result)
+    return Additive() if summed else gather_letters(call, terms, result)
 
 
 def _sums_samples(call: Call, terms: Sequence[Term], result: str) -> bool:

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from ...errors import Mixing, Reason, here
 from ..call import Call, Result, axes, carry, elementwise
+from ..couplings import WHY, rank
 from ..layout import Additive, Layout, Mixed, explicit, ids_of
 from ..operators import rule
-from ..ranking import WHY, rank
 from ..reshaping import colour_groups
 
 # where an operator's axes are among its arguments, and what they are by default
