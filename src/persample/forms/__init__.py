@@ -3,7 +3,6 @@
 from .convolution import Geometry
 from .cost import BUDGET, JOINED, LEAN, LIMIT, WALK, Plan, scratch, spans, within
 from .dense import Dense
-from .fast.disjoint_parts import Pieces
 from .fast.elementwise import Scaled, scale_form
 from .fast.picked_rows import Picked
 from .fast.single_samples import SingleSamples
@@ -11,6 +10,7 @@ from .fast.stacked import Stacked, name_joined
 from .fast.written_rows import pull_back_together
 from .form import Form, inner, lift, real, wide
 from .gradients import Gradients, add_norms, bound_norms, certain_sums, norms_of, settled
+from .mapped import Part
 from .merging import total
 from .outer import Outer
 from .patches import Patches
@@ -18,9 +18,8 @@ from .position_shares import Pixels, shares
 from .pullback import Joint, Pullback, Replay, walk_rows
 from .rounding import Norms
 from .sketch import Sketch, kept_sketch
-from .strided_part import Part
 from .table_rows import Rows
-from .total import Total
+from .total import Pieces, Total
 
 __all__ = [
     "BUDGET",

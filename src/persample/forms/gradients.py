@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from .cost import spend
-from .fast.disjoint_parts import Pieces
 from .fast.stacked import Stacked, stack_forms
 from .fast.written_rows import kept_rows, pull_back_together
 from .form import Form
@@ -20,6 +19,7 @@ from .merging import total
 from .outer import Outer
 from .position_products import share_products
 from .rounding import Norms
+from .total import Pieces
 
 Names = Sequence[Sequence[str]]  # groups of parameters
 Uses = Mapping[str, list[Form]]

@@ -9,16 +9,14 @@ import torch
 
 from .cost import scratch
 from .dense import Dense
-from .fast.disjoint_parts import Pieces, disjoint
 from .fast.picked_rows import Picked
 from .fast.single_samples import SingleSamples, merge_single_samples
 from .form import Form, add_all, wide
-from .mapped import Mapped
+from .mapped import Mapped, Part
 from .outer import Outer
 from .pullback import Joint, join_uses
-from .strided_part import Part
 from .table_rows import Rows, concatenated_rows
-from .total import Total
+from .total import Pieces, Total, disjoint
 
 Groups = dict[tuple[Any, Hashable], list[Form]]  # forms that can be merged
 

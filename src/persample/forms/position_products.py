@@ -77,9 +77,7 @@ def share_products(factors: Iterable[Tensor]) -> Iterator[None]:
 def products(factor: Tensor, part: Tensor, first: int, last: int) -> Tensor:
     """⟨row t, row s⟩ for every sample first … last-1, not to be written to."""
     shared = _CURRENT.get()
-    if shared is None:
-        return _squared(part)
-    return shared.products(factor, part, first, last)
+    return _squared(part) if shared is None else shared.products(factor, part, first, last)
 
 
 def _squared(part: Tensor) -> Tensor:

@@ -11,16 +11,14 @@ from torch import Tensor
 
 from .cost import Plan, cheapest, spans
 from .dense import Dense
-from .fast.disjoint_parts import Pieces
 from .fast.elementwise import Scaled
 from .form import Form, add_all, real, wide
-from .mapped import Composite
+from .mapped import Composite, Part
 from .outer import Outer
 from .patches import Patches
-from .strided_part import Part
 from .table_kernels import rows_of_samples
 from .table_rows import Rows
-from .total import Total
+from .total import Pieces, Total
 
 
 class Pixels(Composite):

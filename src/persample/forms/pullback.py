@@ -153,9 +153,7 @@ class Pullback(Mapped):
         expected = (back.detach().double() * direction.double()).sum()
         size = back.detach().double().norm() * direction.double().norm()
         error = ((moved.double() * seed.detach().double()).sum() - expected).abs()
-        if not bool(error <= 64 * torch.finfo(self.derived).eps * size):
-            return None
-        return moved
+        return moved if bool(error <= 64 * torch.finfo(self.derived).eps * size) else None
 
     def weighted_sum(self, c: Tensor, *, certain: bool = False) -> Tensor:
         """Linear: one backward pass of the form's own sum; norms come from the rows."""
