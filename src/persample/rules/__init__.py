@@ -6,7 +6,6 @@ from . import (  # noqa: F401  (importing a family fills the table)
     convolution,
     distance,
     embedding,
-    indexing,
     linear,
     normalization,
 )

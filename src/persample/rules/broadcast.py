@@ -1,4 +1,4 @@
-"""A parameter repeated over samples: scales, biases, positions, class tokens, LayerScale.
+"""A parameter repeated over samples: scales, biases, positions, class tokens, mask tokens.
 
 Gradients are summed to its shape, but not over samples.
 """
@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..forms import Dense, Form, Part, Rows, wide
-from ..layouts.layout import Layout, ids_of, remap
+from ..layouts import squeeze_colours
+from ..layouts.layout import Layout, explicit, ids_of, remap
 from ..uses.use import Firing, Operand, Use
 from .embedding import looked_up
 from .table import Forms, OfTable, Unsuited, only_output, rule
@@ -209,3 +211,36 @@ def prelu(use: Use, firing: Firing, n: int) -> Forms:
     if operand.lookup is not None or own_of_samples(part, layout, operand):
         raise Unsuited
     return [Dense(unbroadcast_rows(part, layout, operand, n).reshape(n, *shape))]
+
+
+@rule("setitem index_put")
+def write(use: Use, firing: Firing, n: int) -> Forms:
+    """What was written gets the gradient of where it is."""
+    _, index, value = use.bind(firing, "input", "indices", "values")
+    grad, layout = only_output(use, firing)
+    if len(use.operands) != 1 or use.operands[0].value is not value:
+        raise Unsuited
+    if use.operator == "index_put":
+        index = tuple(slice(None) if i is None else i for i in index)
+    part = grad[index]
+    return [unbroadcast(part, _layout_of_part(layout, grad, index, n), use.operands[0], n)]
+
+
+def _layout_of_part(layout: Layout, grad: Tensor, index: Any, n: int) -> Layout:
+    """The layout of ``grad[index]``."""
+    ids = ids_of(layout, grad.shape, n, grad.device).expand(grad.shape)[index]
+    return explicit(squeeze_colours(ids, n), n)
+
+
+@rule("masked_fill")
+def masked_fill(use: Use, firing: Firing, n: int) -> Forms:
+    """The value gets the gradient where the mask is true, what is filled gets the other."""
+    x, mask = use.bind(firing, "input", "mask")
+    grad, layout = only_output(use, firing)
+    if not isinstance(mask, Tensor):
+        raise Unsuited
+    found: Forms = []
+    for operand in use.operands:
+        part = grad.masked_fill(mask if operand.value is x else ~mask, 0)
+        found.append(unbroadcast(part, layout, operand, n))
+    return found
