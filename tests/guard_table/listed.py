@@ -101,7 +101,7 @@ def unfollowed(error: PersampleError, notes: Notes) -> bool:
 
 REPORT = "recording/user_code/backward_code.py:report"
 PROOF = (
-    "backward/loss_checks.py:LossChecks.prove",
+    "backward/loss_checks.py:prove",
     "backward/loss_checks.py:expect_losses",
     "backward/collector.py:Collector.receive",
 )
@@ -296,11 +296,11 @@ GUARDS = (
         "backward/",
         ((user_backward, "_expect_apart", always),),
         ("backward/user_backward.py:_expect_apart", "backward/user_backward.py:expect_reached",
-         "backward/loss_checks.py:LossChecks.expect_possible"),
+         "backward/loss_checks.py:expect_possible"),
         (
             (user_backward, "_expect_apart", nothing),
             (dispatch, "expect_reached", nothing),
-            (loss_checks.LossChecks, "expect_possible", nothing),
+            (passes, "expect_possible", nothing),
         ),
         lambda error, notes: "reentrant" in error.what,
     ),

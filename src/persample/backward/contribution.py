@@ -46,9 +46,8 @@ class Contribution:
             if form.__class__ is not Dense:
                 factors.add(place)
         if form.__class__ is not Dense or self.firing is not None:
-            self.watched = form.tensors()
-            if self.firing is not None:
-                self.watched = [*self.watched, *held(self.firing)]
+            more = () if self.firing is None else held(self.firing)
+            self.watched = [*form.tensors(), *more]
             self.versions = versions(self.watched)
 
     def relies(self, by_hand: Collection[Any]) -> bool:
@@ -213,10 +212,8 @@ def written_out(entry: Contribution, selected: Selected) -> list[Contribution] |
     return found
 
 
-def held(firing: Firing | None) -> list[Tensor]:
+def held(firing: Firing) -> list[Tensor]:
     """What a kept firing holds."""
-    if firing is None:
-        return []
     return [*firing.saved, *(g for g in firing.grads if g is not None)]
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from ..forms import Form, Rows, SingleSamples
 from ..layouts.layout import Layout
 from ..rules import RULES, Forms, OfTable, Rule, Unsuited, by_expanded_copies, generic
-from ..uses.gradient_use import Gradient
+from ..uses.tap import Gradient
 from ..uses.use import Firing, Operand, Use
 from .contribution import expect_fitting, small
 
@@ -157,6 +157,5 @@ def as_operator(product: Product, firing: Firing) -> Firing | None:
 
 def is_added(use: Use, firing: Firing, operand: Operand) -> bool:
     """Whether an operand of a product is its bias, which no gradient by data depends on."""
-    if use.operator not in _WITH_BIAS:
-        return False
-    return use.bind(firing, "input", "weight", "bias")[2] is operand.value
+    biased = use.operator in _WITH_BIAS
+    return biased and use.bind(firing, "input", "weight", "bias")[2] is operand.value

@@ -25,9 +25,7 @@ from .reduction import (
 
 def find_processes(model: nn.Module) -> Processes | None:
     """How a model is distributed; None if there is only one process, without process group."""
-    if not dist.is_available() or not dist.is_initialized():
-        return None
-    return Processes(model)
+    return Processes(model) if dist.is_available() and dist.is_initialized() else None
 
 
 class Processes:

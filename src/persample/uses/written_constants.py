@@ -97,9 +97,8 @@ class WrittenConstants:
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether data of the samples were written to a tensor's memory, or may have been."""
-        if not self.written:
-            return False
-        return not has_memory(tensor) or tensor.untyped_storage()._cdata in self.written
+        known = self.written
+        return bool(known) and (not has_memory(tensor) or tensor.untyped_storage()._cdata in known)
 
     def _through(self, tensor: Tensor, places: Sequence[tuple[Place, State]]) -> State:
         """Seen another way than it was written."""
