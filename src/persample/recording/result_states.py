@@ -146,9 +146,9 @@ def _made(
     if operator.inplace or "out" in kwargs or tensor.requires_grad:
         return False
     base = tensor._base
-    if base is None:
-        return True
-    return not operator.aliasing and all(base is not t and base is not t._base for t in given)
+    return base is None or (
+        not operator.aliasing and all(base is not t and base is not t._base for t in given)
+    )
 
 
 def layouts_of(

@@ -11,6 +11,7 @@ from torch.autograd.graph import GradientEdge
 
 from ..layouts import Operator
 from ..layouts.layout import Constant, Layout, State
+from ..layouts.views import overlaps
 from ..uses.batches import COMPUTED
 from ..uses.context import Context
 from ..uses.tensor_states import Derived, transformed, version
@@ -190,12 +191,8 @@ def _find_view(context: Context, value: Tensor, operand: Operand) -> None:
     expanded = tuple(d for d, s in enumerate(sizes) if s > 1 and strides[d] == 0)
     for d in expanded:
         sizes[d] = 1
-    kept = sorted((strides[d], sizes[d]) for d in range(len(sizes)) if sizes[d] > 1)
-    reach = 1
-    for stride, size in kept:  # an element named twice (unfold) is no view of distinct elements
-        if stride < reach:
-            return
-        reach = stride * (size - 1) + reach
+    if overlaps(sizes, strides):  # an element named twice (unfold)
+        return
     offset = value.storage_offset() - base.storage_offset()
     operand.view = View(slot.name, tuple(sizes), tuple(strides), int(offset))
     operand.expanded = expanded

@@ -88,9 +88,7 @@ def _slots(asked: Request, layout: Layout, n: int) -> Layout | None:
     x = asked.x
     if asked.sizes is None:
         axis = 0 if asked.batch_first else 1
-        if layout.ids is not None or layout.axis != axis:
-            return None
-        return closed(0, layout.inner)
+        return closed(0, layout.inner) if layout.ids is None and layout.axis == axis else None
     rows = ids_of(layout, x.shape, n, x.device)
     if rows.shape[1:].numel() != 1:
         return None

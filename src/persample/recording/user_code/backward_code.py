@@ -110,9 +110,7 @@ class Owner(Protocol):
 
     context: Context
     numbers: ExtractedNumbers
-
-    def forget_read(self) -> None:
-        """No function is being applied."""
+    pending: list[tuple[Tensor, Layout]]  # read without gradients
 
 
 @dataclass(slots=True)
@@ -184,7 +182,7 @@ class FollowedBackward:
                     self._report(context, grad)
                 if numbers.seen and not (received and received.holds(grad)):
                     self._report(context, grad, numbers.why())
-        owner.forget_read()  # what its backward read was saved by its forward: let it go
+        owner.pending.clear()  # what its backward read was saved by its forward: let it go
         if not self._own or not context.backward.receiving:
             return None
         return tuple(None if k in self._own else grad for k, grad in enumerate(found))

@@ -52,10 +52,6 @@ class CustomFunctions:
             if isinstance(state, Layout) and tensor.requires_grad:
                 self.pending.append((tensor, state))
 
-    def forget_read(self) -> None:
-        """No function is being applied."""
-        self.pending.clear()
-
     def leave(self) -> None:
         """Something with gradients is called: the function, if there was one, has been left.
 
