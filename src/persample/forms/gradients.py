@@ -5,7 +5,6 @@ Their norms share products, and what rounding leaves in doubt is read back once 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
@@ -119,18 +118,13 @@ def _note(found: dict[str, Tensor], name: str, form: Form, value: Tensor) -> Non
 def norms_of(forms: Iterable[Form]) -> list[list[Norms]]:
     """Of every form, and of its pieces on their own."""
     listed = list(forms)
-    with _shared_products(listed):
+    outer = [form for form in listed if isinstance(form, Outer) and form.t > 1]
+    with share_products(factor for form in outer for factor in form.given):
         return [[part.norms() for part in _pieces(form)] for form in listed]
 
 
 def _pieces(form: Form) -> Sequence[Form]:
     return form.parts if isinstance(form, Pieces) else [form]
-
-
-def _shared_products(forms: Sequence[Form]) -> contextlib.AbstractContextManager[None]:
-    """Keep products of positions that several parameters have in common."""
-    outer = [f for f in forms if isinstance(f, Outer) and f.t > 1]
-    return share_products(factor for form in outer for factor in form.given)
 
 
 Groups = Sequence[Sequence[Norms]]

@@ -29,7 +29,12 @@ def total(forms: list[Form]) -> Form:
     for form in _unfold(forms):
         groups.setdefault(_kind(form), []).append(form)
     _write_tables(groups)
-    merged = _join_disjoint([_merge(kind, group) for (kind, _), group in groups.items()])
+    merged = _join_disjoint(
+        [
+            alike[0] if len(alike) == 1 else _KINDS[kind][1](alike)
+            for (kind, _), alike in groups.items()
+        ]
+    )
     return merged[0] if len(merged) == 1 else Total(merged)
 
 
@@ -39,11 +44,6 @@ def _kind(form: Form) -> tuple[Any, Hashable]:
         if isinstance(form, kind):
             return kind, key(form)
     return None, id(form)
-
-
-def _merge(kind: Any, forms: list[Any]) -> Form:
-    found: Form = forms[0] if len(forms) == 1 else _KINDS[kind][1](forms)
-    return found
 
 
 def _add_dense(dense: list[Dense]) -> Dense:

@@ -47,11 +47,11 @@ class Shared:
         """``part @ part.mT`` of some samples of a factor."""
         at, n = factor.data_ptr(), factor.shape[0]
         if self.left[at] < 2 and not self.kept:
-            return _squared(part)
+            return rows_by_rows(part, part)
         key = at, factor.shape, factor.stride(), factor.dtype, first, last
         found = self.kept.get(key)
         if found is None:
-            found = _squared(part)
+            found = rows_by_rows(part, part)
             if self.left[at] > 1 and found.nbytes * n // (last - first) <= scratch():
                 self.kept[key] = found
         if last == n:
@@ -77,11 +77,9 @@ def share_products(factors: Iterable[Tensor]) -> Iterator[None]:
 def products(factor: Tensor, part: Tensor, first: int, last: int) -> Tensor:
     """⟨row t, row s⟩ for every sample first … last-1, not to be written to."""
     shared = _CURRENT.get()
-    return _squared(part) if shared is None else shared.products(factor, part, first, last)
-
-
-def _squared(part: Tensor) -> Tensor:
-    return rows_by_rows(part, part)
+    return (
+        rows_by_rows(part, part) if shared is None else shared.products(factor, part, first, last)
+    )
 
 
 def rows_by_rows(one: Tensor, two: Tensor) -> Tensor:
