@@ -13,11 +13,10 @@ from ..errors import Reason, UsageError, describe, unheard
 from ..forms import Form, Joint
 from ..guards.guards import Guards
 from ..guards.messages import gone, gradient_of_unowned_rows, slot_exchanged
-from ..layouts.operator_facts import ADDITIVE
+from ..layouts import ADDITIVE
 from ..rules import OfTable
 from ..run_state import uncast
-from ..uses.context import Context
-from ..uses.use import Firing, Operand, Use
+from ..uses import Context, Firing, Operand, Use
 from .consumers.consumer import Consumer
 from .contribution import (
     Contribution,

@@ -15,11 +15,10 @@ from ..distributed import is_freed
 from ..errors import UsageError, describe
 from ..forms import Dense, Form, Joint, Part, Picked, Pullback, Replay, Scaled, SingleSamples
 from ..guards.messages import hook_on_expanded
-from ..layouts.views import contiguous_strides
+from ..layouts import contiguous_strides
 from ..rules import OfTable
 from ..rules.embedding import of_table
-from ..uses.tensor_states import version, versions
-from ..uses.use import Firing, Operand, Use
+from ..uses import Firing, Operand, Use, version, versions
 from .elementwise_weights import scaled_back
 
 Selected = Mapping[str, Tensor]

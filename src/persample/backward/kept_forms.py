@@ -10,7 +10,7 @@ from torch import Tensor
 from ..errors import UsageError
 from ..forms import Dense, Form, Gradients, total, within
 from ..run_state import uncast
-from ..uses.context import Context
+from ..uses import Context
 from .collector import Collector
 from .consumers.consumer import Kept, Looped
 from .consumers.lean import Lean

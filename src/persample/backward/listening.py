@@ -12,7 +12,7 @@ from torch.autograd.graph import GradientEdge, _engine_run_backward
 from ..guards.guards import Guards
 from ..guards.native_gradients import Escapes
 from ..modes import watching
-from ..uses.context import Context
+from ..uses import Context
 from .collector import Collector
 
 Roots = Sequence[Tensor | GradientEdge]

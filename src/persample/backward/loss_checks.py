@@ -12,9 +12,8 @@ from torch.autograd.function import BackwardCFunction
 from ..autograd_graph import built_in, ends_in, leaves_of, nodes_of, own_functions
 from ..errors import LOOP, MixedSamplesError, PersampleError, Reason, UsageError
 from ..inputs.inputs import Inputs
-from ..layouts.layout import Additive, Constant, Layout, Mixed
-from ..uses.context import ANCHOR, Context
-from ..uses.tensor_states import Derived
+from ..layouts import Additive, Constant, Layout, Mixed
+from ..uses import ANCHOR, Context, Derived
 from ..validation import number, shown
 
 

@@ -14,11 +14,10 @@ from ..forms import Form
 from ..guards.guards import Guards
 from ..guards.messages import slot_exchanged
 from ..inputs.inputs import Inputs
-from ..layouts.layout import Layout
-from ..layouts.unowned_rows import in_order
+from ..layouts import Layout, in_order
 from ..modes import watching
 from ..run_state import RandomState, recast, uncast
-from ..uses.context import ANCHOR, Context
+from ..uses import ANCHOR, Context
 from .collector import Collector
 from .consumers.consumer import Consumer, Kept, Looped
 from .consumers.lean import Lean, Visitor
@@ -231,7 +230,7 @@ class Passes:
             lean.begin()
             lean.show(None)
             if not keep:
-                lean.end()
+                lean.root = None  # no further pass follows
                 self._guards.forget_values()
 
     def _expect_root(self, lean: Lean) -> tuple[GradientEdge, torch.device, Tensor, float]:

@@ -20,10 +20,9 @@ import torch
 from torch import Tensor
 
 from ..forms import Form, Rows, SingleSamples
-from ..layouts.layout import Layout
+from ..layouts import Layout
 from ..rules import RULES, Forms, OfTable, Rule, Unsuited, by_expanded_copies, generic
-from ..uses.tap import Gradient
-from ..uses.use import Firing, Operand, Use
+from ..uses import Firing, Gradient, Operand, Use
 from .contribution import expect_fitting, small
 
 _WITH_BIAS = frozenset(

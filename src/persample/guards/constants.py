@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import Place
-from ..uses.contents import memory_of
-from ..uses.context import Context
+from ..uses import Context, memory_of
 from .messages import not_finite_at_zeros
 
 

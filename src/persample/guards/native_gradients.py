@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from ..errors import LOOP, MissedUseError, UnheardWarning
-from ..uses.context import Context
+from ..uses import Context
 
 _LOCK = threading.Lock()
 _WAITING: dict[int, weakref.ref[Tensor]] = {}  # parameters that a plain backward gave nothing

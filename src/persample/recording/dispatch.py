@@ -13,11 +13,25 @@ from ..backward.passes import Passes
 from ..backward.user_backward import ENGINE, expect_reached, run_backward, run_grad, run_nested
 from ..errors import Reason, from_torch, from_us, here
 from ..guards.guards import Guards
-from ..layouts import COND, NEEDS_GRAD, SET_DATA, ZEROS, Operator, collect, separate_by_zeros
-from ..layouts.layout import CONSTANT, Additive, Constant, Earlier, Layout, Mixed, State, closed
+from ..layouts import (
+    COND,
+    CONSTANT,
+    NEEDS_GRAD,
+    SET_DATA,
+    ZEROS,
+    Additive,
+    Constant,
+    Earlier,
+    Layout,
+    Mixed,
+    Operator,
+    State,
+    closed,
+    collect,
+    separate_by_zeros,
+)
 from ..modes import entered, kept
-from ..uses.context import Context
-from ..uses.tensor_states import Derived, same, transformed, unseen
+from ..uses import Context, Derived, same, transformed, unseen
 from .broadcast_parameters import NOTHING, Repeats
 from .follower import Follower
 from .learner import Learner

@@ -12,11 +12,8 @@ import torch
 from torch import Tensor
 
 from ..guards.guards import Guards
-from ..layouts import Operator, collect, propagate
-from ..layouts.layout import CONSTANT, PURE, Additive, Layout, State
-from ..uses.context import Context
-from ..uses.tensor_states import EXCLUDED, SELECTED, Derived, Mark, same, version
-from ..uses.use import Lookup
+from ..layouts import CONSTANT, PURE, Additive, Layout, Operator, State, collect, propagate
+from ..uses import EXCLUDED, SELECTED, Context, Derived, Lookup, Mark, same, version
 from .roles import Coloured, Roles
 
 _MEMORY: dict[tuple[Any, ...], Any] = {}

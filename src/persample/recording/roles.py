@@ -9,13 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from ..layouts import Operator
-from ..layouts.layout import Constant, Layout, State
-from ..layouts.views import overlaps
-from ..uses.batches import COMPUTED
-from ..uses.context import Context
-from ..uses.tensor_states import Derived, transformed, version
-from ..uses.use import Operand, View
+from ..layouts import Constant, Layout, Operator, State, overlaps
+from ..uses import COMPUTED, Context, Derived, Operand, View, transformed, version
 
 _MINE = object()  # in a key: the tensor before is of parameters
 

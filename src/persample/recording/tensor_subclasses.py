@@ -14,11 +14,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ..layouts import collect
-from ..layouts.layout import State
-from ..layouts.views import place_of
-from ..uses.context import Context
-from ..uses.tensor_states import Derived, TensorStates
+from ..layouts import State, collect, place_of
+from ..uses import Context, Derived, TensorStates
 
 
 @functools.lru_cache(maxsize=256)

@@ -11,15 +11,32 @@ from torch._C import _is_any_autocast_enabled
 from torch.autograd import forward_ad
 
 from ..errors import Reason, here
-from ..layouts import Operator, collect
-from ..layouts.layout import CONSTANT, Additive, Constant, Layout, Mixed, State, closed
-from ..layouts.unowned_rows import assign_owners
+from ..layouts import (
+    CONSTANT,
+    Additive,
+    Constant,
+    Layout,
+    Mixed,
+    Operator,
+    State,
+    assign_owners,
+    closed,
+    collect,
+)
 from ..run_state import RandomState, current_autocast, fingerprint
-from ..uses.context import ANCHOR, Context
-from ..uses.signature import Kind, taken_apart, tapped
-from ..uses.tap import Tap, hook
-from ..uses.tensor_states import Derived, same
-from ..uses.use import Operand, Use
+from ..uses import (
+    ANCHOR,
+    Context,
+    Derived,
+    Kind,
+    Operand,
+    Tap,
+    Use,
+    hook,
+    same,
+    taken_apart,
+    tapped,
+)
 from .program import UsePlan
 from .recurrent import CELLS, cell, request, unroll
 from .result_states import layouts_of

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from ..forms import Dense, Form, Part, Rows, wide
-from ..layouts import squeeze_colours
-from ..layouts.layout import Layout, explicit, ids_of, remap
-from ..uses.use import Firing, Operand, Use
+from ..layouts import Layout, explicit, ids_of, remap, squeeze_colours
+from ..uses import Firing, Operand, Use
 from .embedding import looked_up
 from .table import Forms, OfTable, Unsuited, only_output, rule
 

@@ -14,10 +14,8 @@ import torch
 from torch import Tensor
 
 from ..forms import Dense, Form, Outer, Part, wide
-from ..layouts.equations import product_equation, spell_terms
-from ..layouts.layout import Layout, remap
-from ..layouts.views import contiguous_strides
-from ..uses.use import Firing, Use
+from ..layouts import Layout, contiguous_strides, product_equation, remap, spell_terms
+from ..uses import Firing, Use
 from .table import Forms, Unsuited, by_sample, only_output, rule
 
 

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..forms import Dense, Form, Geometry, Patches, wide
-from ..layouts.layout import Layout
-from ..uses.use import Firing, Operand, Use
+from ..layouts import Layout
+from ..uses import Firing, Operand, Use
 from .table import Forms, Unsuited, only_output, rule
 
 _ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")

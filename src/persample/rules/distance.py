@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from ..forms import Dense, Replay, wide
-from ..layouts.layout import remap
-from ..uses.use import Firing, Use
+from ..layouts import remap
+from ..uses import Firing, Use
 from .table import Forms, Unsuited, by_sample, only_output, rule
 
 

@@ -10,9 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..forms import Dense, Form, Part, Rows
-from ..layouts.layout import Layout, closed
-from ..uses.tensor_states import version
-from ..uses.use import Firing, Lookup, Operand, Use
+from ..layouts import Layout, closed
+from ..uses import Firing, Lookup, Operand, Use, version
 from .table import Forms, OfTable, Unsuited, only_output, row_ids, rule
 
 

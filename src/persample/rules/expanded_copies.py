@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from ..forms import lift, scratch, wide
-from ..layouts import POINTWISE, find, propagate
-from ..layouts.layout import Layout, State, closed, ids_of
-from ..uses.use import Firing, Operand, Use
+from ..layouts import POINTWISE, Layout, State, closed, find, ids_of, propagate
+from ..uses import Firing, Operand, Use
 from .broadcast import unbroadcast
 from .table import Forms, Unsuited
 

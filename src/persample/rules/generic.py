@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from ..forms import Replay, lift, spans, walk_rows, wide
-from ..layouts.layout import Layout, ids_of
-from ..uses.use import Firing, Use
+from ..layouts import Layout, ids_of
+from ..uses import Firing, Use
 from .table import Forms
 
 

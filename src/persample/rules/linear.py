@@ -6,10 +6,8 @@ import torch
 from torch import Tensor
 
 from ..forms import JOINED, Dense, Form, Outer, Part, Pieces, wide
-from ..layouts.equations import product_equation, spell_terms
-from ..layouts.layout import Layout
-from ..layouts.reshaping import place_in_groups
-from ..uses.use import Firing, Operand, Use
+from ..layouts import Layout, place_in_groups, product_equation, spell_terms
+from ..uses import Firing, Operand, Use
 from .broadcast import unbroadcast_rows
 from .contraction import contraction
 from .table import Forms, Unsuited, factor, only_output, row_ids, rule

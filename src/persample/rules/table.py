@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from ..forms import Form, Rows
-from ..layouts.layout import Layout, ids_of
-from ..layouts.reshaping import place_in_groups
-from ..uses.use import Firing, Use
+from ..layouts import Layout, ids_of, place_in_groups
+from ..uses import Firing, Use
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from ..backward.passes import Passes
 from ..errors import UsageError
 from ..forms import Form, Norms, add_norms, bound_norms, certain_sums
 from ..guards.guards import Guards
-from ..uses.context import Context
+from ..uses import Context
 from .question import Forms, Grads, Names, Source, Visitor
 
 SHARE = 4  # the tape holds about what a plain step holds: a quarter more is kept at most

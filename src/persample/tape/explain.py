@@ -11,7 +11,7 @@ from ..forms import name_joined, within
 from ..forms.measure import Measure, measure_form
 from ..inputs.inputs import Seen
 from ..recording.recorder import Recording
-from ..uses.use import Operand, Use
+from ..uses import Operand, Use
 from .answers import ParameterForms
 
 

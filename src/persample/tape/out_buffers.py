@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UsageError
-from ..layouts.views import overlaps, reach
+from ..layouts import overlaps, reach
 from ..validation import shown
 
 

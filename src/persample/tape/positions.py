@@ -23,12 +23,10 @@ from ..backward.contribution import Contribution, table_behind
 from ..backward.rule_choice import forms_of
 from ..errors import UsageError, describe
 from ..forms import Dense, Form, Joint, Patches, Pixels, Rows, shares, total, wide
-from ..layouts.layout import Layout
-from ..layouts.operator_facts import CUSTOM
+from ..layouts import CUSTOM, Layout
 from ..rules import OfTable
 from ..rules.contraction import parameter_axes
-from ..uses.context import Context
-from ..uses.use import Firing, Use
+from ..uses import Context, Firing, Use
 
 _CHANNELS = frozenset(
     """conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d group_norm

@@ -13,8 +13,7 @@ from torch import Tensor
 from ..errors import MixedSamplesError, Reason, StaleError, UsageError
 from ..forms import LIMIT, Form, real
 from ..run_state import uncast
-from ..uses.context import Context
-from ..uses.parameters import Params, choose
+from ..uses import Context, Params, choose
 
 Forms = Mapping[str, Form]
 Grads = dict[str, Tensor]

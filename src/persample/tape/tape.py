@@ -18,7 +18,7 @@ from ..forms.sums import NoiseScale
 from ..guards.native_gradients import forget_untrained
 from ..inputs.user_marks import mark
 from ..recording.recorder import Recording
-from ..uses.parameters import Params
+from ..uses import Params
 from ..validation import (
     expect_coefficients,
     expect_direction,

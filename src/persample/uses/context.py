@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ..distributed import Processes
-from ..layouts.layout import State
+from ..layouts import State
 from .batches import Batches
 from .contents import CallerMemory
 from .parameters import Parameters

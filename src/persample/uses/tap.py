@@ -22,8 +22,7 @@ from torch import Tensor
 from torch._C._autograd import _top_saved_tensors_default_hooks as _saved_tensor_hooks
 
 from ..errors import Reason
-from ..layouts.layout import Layout, closed
-from ..layouts.operator_facts import LATE, PRODUCTS
+from ..layouts import LATE, PRODUCTS, Layout, closed
 from .context import ANCHOR
 from .signature import Kind, Tapped, Template
 from .tensor_states import versions
@@ -67,6 +66,13 @@ class Before:
             self.saved = None
         return changed
 
+    def afterwards(self, found: Any, grads: tuple[Tensor | None, ...]) -> None:
+        """The same after the operator's own node has run, where rows are written out at once.
+
+        For operators that take their most memory while they compute the gradient of their input.
+        """
+        self(grads)
+
     def _gone(self) -> RuntimeError:
         """Why what was saved cannot be given back."""
         if self.saved is None:
@@ -78,22 +84,6 @@ class Before:
             f"an argument of {self.use.operator} was modified by an inplace operation after "
             "it was used, and is needed for gradients"
         )
-
-
-class After:
-    """Called after the operator's own node has run, where rows are written out at once.
-
-    For operators that take their most memory while they compute the gradient of their input.
-    """
-
-    __slots__ = ("before",)
-
-    def __init__(self, before: Before) -> None:
-        self.before = before
-
-    def __call__(self, found: Any, grads: tuple[Tensor | None, ...]) -> None:
-        """Hand the gradient to the use."""
-        self.before(grads)
 
 
 def hook(use: Use, result: Tensor, saved: Sequence[Tensor]) -> bool:
@@ -115,7 +105,7 @@ def hook(use: Use, result: Tensor, saved: Sequence[Tensor]) -> bool:
     before = Before(use, saved, made.output_nr, shape)
     context = use.context() if use.kind.operator in LATE else None
     if context is not None and context.backward.strict:
-        node.register_hook(After(before))
+        node.register_hook(before.afterwards)
     else:
         node.register_prehook(before)
     return True

@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..errors import LOOP, Reason, here
-from ..layouts.layout import Additive, Layout, Mixed, State
-from ..layouts.views import Place, painted_through, place_of, whole_of
+from ..layouts import Additive, Layout, Mixed, Place, State, painted_through, place_of, whole_of
 from .results import Known, Results
 from .use import Lookup
 
@@ -101,7 +100,7 @@ def versions(tensors: Iterable[Tensor]) -> list[int]:
         return [version(tensor) for tensor in tensors]
 
 
-_SAMPLES = (Layout, Additive, Mixed)
+SAMPLES = (Layout, Additive, Mixed)
 
 
 class Memory(NamedTuple):
@@ -199,7 +198,7 @@ class TensorStates:
         else:
             mark._family = family = like.family
             mark.epoch = family.epoch
-        if self.memories is not None and isinstance(state, _SAMPLES) and has_memory(tensor):
+        if self.memories is not None and isinstance(state, SAMPLES) and has_memory(tensor):
             storage = StorageWeakRef(tensor.untyped_storage())
             self.memories.append(Memory(storage, place_of(tensor), state, self.batches))
             if self.made is not None:
@@ -318,7 +317,7 @@ class TensorStates:
         wanted = place_of(tensor)
         for mark in list(self.table.values()):
             other = mark()
-            if other is None or not isinstance(mark.state, _SAMPLES) or not has_memory(other):
+            if other is None or not isinstance(mark.state, SAMPLES) or not has_memory(other):
                 continue
             if place_of(other) == wanted:
                 self.put(tensor, mark.state)

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import Place, unheard
-from ..layouts.call import collect
-from ..layouts.layout import Layout
+from ..layouts import Layout, collect
 from ..run_state import RandomState
 from .pass_state import PassState
 from .signature import Kind, Tapped

@@ -16,10 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...errors import here
-from ...layouts.layout import Layout, closed, explicit, ids_of
-from ...uses.context import ANCHOR, Context
-from ...uses.signature import Kind, taken_apart, tapped
-from ...uses.use import Use
+from ...layouts import Layout, closed, explicit, ids_of
+from ...uses import ANCHOR, Context, Kind, Use, taken_apart, tapped
 from ..roles import operand_of
 from .recurrence import Recurrence, Sink, Steps
 

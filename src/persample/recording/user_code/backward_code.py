@@ -16,10 +16,8 @@ from torch import Tensor
 
 from ...errors import LOOP, Place, Reason, here
 from ...guards.extracted_numbers import ExtractedNumbers, Received
-from ...layouts.layout import Additive, Constant, Layout, State
-from ...uses.context import Context
-from ...uses.tap import Tap
-from ...uses.tensor_states import Derived, same
+from ...layouts import Additive, Constant, Layout, State
+from ...uses import Context, Derived, Tap, same
 from .custom_parameters import OfParameters
 
 Hook = Callable[[Tensor], Tensor | None]

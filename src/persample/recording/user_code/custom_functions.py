@@ -17,9 +17,8 @@ from torch.utils.checkpoint import CheckpointFunction
 from ...autograd_graph import ends_in, is_edge, leaves_of
 from ...errors import here
 from ...guards.extracted_numbers import ExtractedNumbers
-from ...layouts.layout import PURE, Additive, Constant, Layout, State
-from ...uses.context import Context
-from ...uses.tensor_states import EXCLUDED, SELECTED, Derived, Mark, gained_history, unseen
+from ...layouts import PURE, Additive, Constant, Layout, State
+from ...uses import EXCLUDED, SELECTED, Context, Derived, Mark, gained_history, unseen
 from .backward_code import Followed, FollowedBackward
 from .custom_parameters import OfParameters
 
