@@ -53,7 +53,8 @@ class FollowedHook:
         self._context, self._numbers = weakref.ref(context), weakref.ref(numbers)
         self._layout, self._hook, self._place = layout, hook, here()
         known = context.states.table.get(id(tensor))
-        tapped = tensor.dim() > 2 and _is_tap(tensor.grad_fn)
+        # whether the recorder's own node stands in for an operator's
+        tapped = tensor.dim() > 2 and getattr(type(tensor.grad_fn), "_forward_cls", None) is Tap
         self._family = known.family if known is not None and tapped else None
         self._version = 0 if self._family is None else self._family.version
 
@@ -96,11 +97,6 @@ class FollowedHook:
 
     def _report(self, context: Context, grad: Tensor, why: str = "") -> None:
         report(context, "a tensor hook", grad, self._place, why)
-
-
-def _is_tap(node: Any) -> bool:
-    """Whether the recorder's own node stands in for an operator's."""
-    return getattr(type(node), "_forward_cls", None) is Tap
 
 
 class Owner(Protocol):
