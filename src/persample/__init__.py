@@ -13,7 +13,7 @@ import importlib
 from typing import Any
 
 _HOMES = {
-    "Ahead": "uses.options",
+    "Ahead": "uses.context",
     "ExtractedNumberWarning": "errors",
     "MissedUseError": "errors",
     "MixedSamplesError": "errors",

@@ -17,7 +17,7 @@ from .errors import (
 from .inspection import Report, Show, inspect
 from .tape import Tape
 from .tape.clipping import automatic, flat, per_group, per_layer
-from .uses.options import Ahead
+from .uses.context import Ahead
 from .verification import verify
 
 __all__ = [

@@ -12,8 +12,7 @@ from .forms import BUDGET, LEAN
 from .layouts import find
 from .recording.recorder import Recording
 from .tape.tape import Tape
-from .uses.options import Ahead, Options
-from .uses.parameters import Params
+from .uses import Ahead, Options, Params
 from .validation import expect_direction, expect_ids, expect_projection, shown, whole
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import persample
 from persample.recording import recorder
-from persample.recording.compiled_code import as_before, eagerly
+from persample.recording.hidden_code import as_before, as_written
 from persample.testing import oracle, relative_error
 
 X = torch.randn(4, 5)
@@ -376,8 +376,8 @@ def test_recordings_that_overlap_give_the_compiler_back() -> None:
     eval_frame = pytest.importorskip("torch._dynamo.eval_frame")
     before = eval_frame._stance.stance
     first, second = object(), object()
-    eagerly(first)
-    eagerly(second)
+    as_written(first)
+    as_written(second)
     as_before(first)
     assert eval_frame._stance.stance == "force_eager"
     as_before(second)

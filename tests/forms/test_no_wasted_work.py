@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import persample
-from persample.forms import Dense, Form, Outer, Part, Picked, Pieces, Rows, total
+from persample.forms import Dense, Form, Outer, Part, Picked, Pieces, Rows, pullback, total
 from persample.testing import oracle, relative_error
 
 from .lengths import sq_bounds, sq_norms
@@ -223,7 +222,7 @@ def test_experts_are_exact_however_tokens_are_spread(
     skewed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if skewed:  # nothing is worth being filled up with zeros
-        monkeypatch.setattr("persample.rules.experts.JOINED", 0)
+        monkeypatch.setattr("persample.rules.linear.JOINED", 0)
     model = Experts(4)
     x, expert = torch.randn(3, 6, 16, dtype=torch.bfloat16), torch.randint(4, (3, 6))
     expert[expert == 2] = 0  # nobody goes there
@@ -275,10 +274,7 @@ def walks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
         return walk
 
-    places = ("fast.common_pullback", "walk_rows"), ("pullback", "walk_rows"), ("pullback", "walk")
-    for module, name in places:
-        source = importlib.import_module(f"persample.forms.{module}")
-        monkeypatch.setattr(source, name, counted(getattr(source, name)))
+    monkeypatch.setattr(pullback, "walk", counted(pullback.walk))
     return found
 
 

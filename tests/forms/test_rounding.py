@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import persample
 from persample.forms import Dense, Form, Outer, Picked, Rows, total, within
-from persample.forms.segments import is_worth_picking
+from persample.forms.table_kernels import is_worth_picking
 
 from ..models import Fn, par
 from ..tape.test_clipping_bound import OPTIONS, bound_of, dominated, size, taped

@@ -11,15 +11,15 @@ from unittest import mock
 from persample.backward import collector, contribution, loss_checks, passes, user_backward
 from persample.backward.one_by_one import OneByOne
 from persample.errors import PersampleError
-from persample.guards import guards, mask_checks
+from persample.guards import constants, guards
 from persample.guards.determinism import PassComparison
-from persample.guards.escapes import Escapes
 from persample.guards.extracted_numbers import ExtractedNumbers, Received
 from persample.guards.guards import Guards
+from persample.guards.native_gradients import Escapes
 from persample.layouts.layout import CONSTANT
 from persample.recording import dispatch, lookup
 from persample.recording.broadcast_parameters import Repeats
-from persample.recording.user_code import custom_backward, custom_parameters, tensor_hooks
+from persample.recording.user_code import backward_code, custom_parameters
 from persample.uses.batches import Batches
 from persample.uses.parameters import Parameters
 from persample.uses.tensor_states import TensorStates
@@ -71,7 +71,7 @@ def contents(kind: str) -> Guard:
     name = contents_of(kind)
     return Guard(
         name,
-        "guards/content_checks.py",
+        "guards/constants.py",
         (),
         ("guards/guards.py:Guards.expect_values",),
         ((guards, "Values", type("Blind", (Watched,), {"blind": kind})),),
@@ -99,9 +99,9 @@ def unfollowed(error: PersampleError, notes: Notes) -> bool:
     return error.where.startswith("an unseen operator") and not unseen(error, notes)
 
 
-REPORT = "recording/user_code/tensor_hooks.py:report"
+REPORT = "recording/user_code/backward_code.py:report"
 PROOF = (
-    "backward/loss_checks.py:LossChecks.prove",
+    "backward/loss_checks.py:prove",
     "backward/loss_checks.py:expect_losses",
     "backward/collector.py:Collector.receive",
 )
@@ -141,17 +141,17 @@ GUARDS = (
     ),
     Guard(
         "a mask or matrix whose zeros separate samples was written to",
-        "guards/mask_checks.py",
-        ((mask_checks.Zeros, "changed", lambda own: bool(own)),),
+        "guards/constants.py",
+        ((constants.Zeros, "changed", lambda own: bool(own)),),
         ("guards/messages.py:zeros_overwritten",),
-        ((mask_checks.Zeros, "changed", no),),
+        ((constants.Zeros, "changed", no),),
     ),
     Guard(
         "a gradient is not finite where zeros separate samples",
-        "guards/mask_checks.py",
-        ((mask_checks.Zeros, "changed", lambda own: bool(own)),),
+        "guards/constants.py",
+        ((constants.Zeros, "changed", lambda own: bool(own)),),
         ("guards/messages.py:not_finite_at_zeros",),
-        ((guards, "not_finite_at_zeros", nothing), (mask_checks, "not_finite_at_zeros", nothing)),
+        ((guards, "not_finite_at_zeros", nothing), (constants, "not_finite_at_zeros", nothing)),
     ),
     Guard(
         "saved tensors did not come back",
@@ -185,9 +185,9 @@ GUARDS = (
     ),
     Guard(
         "an ordinary gradient reached a parameter",
-        "guards/escapes.py",
+        "guards/native_gradients.py",
         ((Escapes, "restore", always),),
-        ("guards/escapes.py:_missed_use",),
+        ("guards/native_gradients.py:_missed_use",),
         (changing(Escapes, "restore", nothing),),
     ),
     # ------------------------------------------------------------------ elsewhere
@@ -270,11 +270,11 @@ GUARDS = (
         "a hook or a custom function does not keep samples apart",
         "recording/user_code/",
         (
-            (tensor_hooks.FollowedHook, "_check", always),
-            (custom_backward.FollowedBackward, "_after", always),
+            (backward_code.FollowedHook, "_check", always),
+            (backward_code.FollowedBackward, "_after", always),
         ),
         (REPORT,),
-        ((tensor_hooks, "report", nothing), (custom_backward, "report", nothing)),
+        ((backward_code, "report", nothing),),
         plain,
     ),
     Guard(
@@ -296,11 +296,11 @@ GUARDS = (
         "backward/",
         ((user_backward, "_expect_apart", always),),
         ("backward/user_backward.py:_expect_apart", "backward/user_backward.py:expect_reached",
-         "backward/loss_checks.py:LossChecks.expect_possible"),
+         "backward/loss_checks.py:expect_possible"),
         (
             (user_backward, "_expect_apart", nothing),
             (dispatch, "expect_reached", nothing),
-            (loss_checks.LossChecks, "expect_possible", nothing),
+            (passes, "expect_possible", nothing),
         ),
         lambda error, notes: "reentrant" in error.what,
     ),

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import persample
 from persample.testing import oracle, relative_error
-from persample.uses.caller_memory import CallerMemory
+from persample.uses.contents import CallerMemory
 
 
 class Masked(nn.Module):

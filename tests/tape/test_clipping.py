@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import persample
 from persample.forms import Outer
-from persample.forms.fast.row_cache import kept_rows
+from persample.forms.fast.written_rows import kept_rows
 
 from ..models import Fn, par
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import persample
 from persample.forms import gradients
-from persample.tape import parameter_forms
+from persample.tape import answers
 
 N, T, D, DEPTH = 6, 48, 128, 6
 ROWS = N * D * D * 4  # bytes of one layer's weight gradients
@@ -46,7 +46,7 @@ def test_a_share_of_what_the_tape_holds(kept: list[int], monkeypatch: Any) -> No
     tape.clipped_sum(1.0)
     assert held // 4 - ROWS < kept[0] <= held // 4
     assert kept[0]
-    monkeypatch.setattr(parameter_forms, "LITTLE", DEPTH * ROWS)
+    monkeypatch.setattr(answers, "LITTLE", DEPTH * ROWS)
     tape.clipped_sum(1.0)
     assert kept[1] == DEPTH * ROWS  # too little to be counted
 

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from ..autograd_graph import leaves_of
 from ..errors import Reason, UsageError, describe, unheard
-from ..forms import Form, Joint, total
+from ..forms import Form, Joint
 from ..guards.guards import Guards
 from ..guards.messages import gone, gradient_of_unowned_rows, slot_exchanged
-from ..layouts.operator_facts import ADDITIVE
+from ..layouts import ADDITIVE
 from ..rules import OfTable
 from ..run_state import uncast
-from ..uses.context import Context
-from ..uses.use import Firing, Operand, Use
-from .consumers.protocol import Consumer
+from ..uses import Context, Firing, Operand, Use
+from .consumers.consumer import Consumer
 from .contribution import (
     Contribution,
     attached,
@@ -218,16 +217,6 @@ class Collector:
         if found and found[0][1].__class__ is Joint:
             self._guards.expect_deterministic(contribution.operand.edge.node, found)
         return found
-
-    def totals(
-        self, contributions: Iterable[Contribution], names: Container[str]
-    ) -> dict[str, Form]:
-        """Of each of these parameters that contributions belong to, the sum of their forms."""
-        parts: dict[str, list[Form]] = {}
-        for contribution in contributions:
-            for name, form in self.attached(contribution, names):
-                parts.setdefault(name, []).append(form)
-        return {name: total(forms) for name, forms in parts.items()}
 
     def sources(self, operand: Operand) -> list[str]:
         """The parameters that a derived tensor was computed from."""

@@ -15,11 +15,10 @@ from ..distributed import is_freed
 from ..errors import UsageError, describe
 from ..forms import Dense, Form, Joint, Part, Picked, Pullback, Replay, Scaled, SingleSamples
 from ..guards.messages import hook_on_expanded
-from ..layouts.views import contiguous_strides
+from ..layouts import contiguous_strides
 from ..rules import OfTable
 from ..rules.embedding import of_table
-from ..uses.tensor_states import version, versions
-from ..uses.use import Firing, Operand, Use
+from ..uses import Firing, Operand, Use, version, versions
 from .elementwise_weights import scaled_back
 
 Selected = Mapping[str, Tensor]
@@ -46,9 +45,8 @@ class Contribution:
             if form.__class__ is not Dense:
                 factors.add(place)
         if form.__class__ is not Dense or self.firing is not None:
-            self.watched = form.tensors()
-            if self.firing is not None:
-                self.watched = [*self.watched, *held(self.firing)]
+            more = () if self.firing is None else held(self.firing)
+            self.watched = [*form.tensors(), *more]
             self.versions = versions(self.watched)
 
     def relies(self, by_hand: Collection[Any]) -> bool:
@@ -213,10 +211,8 @@ def written_out(entry: Contribution, selected: Selected) -> list[Contribution] |
     return found
 
 
-def held(firing: Firing | None) -> list[Tensor]:
+def held(firing: Firing) -> list[Tensor]:
     """What a kept firing holds."""
-    if firing is None:
-        return []
     return [*firing.saved, *(g for g in firing.grads if g is not None)]
 
 

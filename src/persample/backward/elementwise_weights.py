@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..forms import Form, Part, scale_form, wide
-from ..uses.tensor_states import version
+from ..uses import version
 
 _SAME = frozenset(("AliasBackward0", "CloneBackward0", "ToCopyBackward0"))
 # whether the argument that alpha belongs to is subtracted, and which it is

@@ -1,16 +1,20 @@
-"""One form per parameter, from what was kept of all its uses."""
+"""What was kept of all uses: one form per parameter, and what a pass adds to ``.grad``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
 
-from ..forms import Dense, Form, Gradients, within
+from ..errors import UsageError
+from ..forms import Dense, Form, Gradients, total, within
 from ..run_state import uncast
+from ..uses import Context
 from .collector import Collector
-from .consumers.kept import Kept, Looped
+from .consumers.consumer import Kept, Looped
+from .consumers.lean import Lean
+from .contribution import Contribution
 
 
 class KeptForms:
@@ -45,11 +49,64 @@ class KeptForms:
         wanted = list(names)
         return self.gradients.forms(wanted, self.uses(wanted))
 
-    def clear(self) -> None:
-        """Forget them."""
-        self.gradients.known.clear()
-
     def weighted_sum(self, c: Tensor, names: Iterable[str], budget: int) -> dict[str, Tensor]:
         """Σ cᵢ gᵢ, for the comparison with autograd's gradient."""
         with torch._C.DisableTorchFunction(), uncast(), within(budget):
             return {name: form.weighted_sum(c) for name, form in self.get(names).items()}
+
+
+def add_to_grad(context: Context, collector: Collector) -> None:
+    """A pass succeeded: add what it brought, summed over samples, to ``.grad``.
+
+    Sums stay scaled as the losses were.
+    """
+    consumer, factor = collector.consumer, context.backward.factor
+    sums: Mapping[str, Tensor] = {}
+    with torch._C.DisableTorchFunction(), torch.no_grad(), uncast():
+        if isinstance(consumer, Kept):
+            sums = _summed(context, collector, consumer.latest())
+        elif isinstance(consumer, Lean):
+            sums = consumer.totals
+    write_grad(context, sums if factor == 1.0 else {k: g / factor for k, g in sums.items()})
+
+
+def write_grad(context: Context, sums: Mapping[str, Tensor]) -> None:
+    """Add sums to ``.grad``; where the model is spread over processes, as it does itself."""
+    selected, processes = context.parameters.selected, context.processes
+    with torch._C.DisableTorchFunction(), torch.no_grad():
+        typed = {k: g.detach().to(selected[k].dtype) for k, g in sums.items()}
+        if processes is not None:
+            processes.add_mean(typed, selected)
+            return
+        for name, value in typed.items():
+            parameter = selected[name]
+            parameter.grad = value if parameter.grad is None else parameter.grad + value
+
+
+def _summed(
+    context: Context, collector: Collector, contributions: list[Contribution]
+) -> dict[str, Tensor]:
+    """Σᵢ gᵢ of one pass."""
+    parts: dict[str, list[Form]] = {}
+    with within(context.options.budget):
+        for contribution in contributions:
+            _expect_dense(contribution)
+            for name, form in collector.attached(contribution, context.parameters.selected):
+                parts.setdefault(name, []).append(form)
+        return {name: _ones_sum(total(forms)) for name, forms in parts.items()}
+
+
+def _ones_sum(form: Form) -> Tensor:
+    """Σᵢ gᵢ."""
+    return form.weighted_sum(torch.ones(form.n, dtype=torch.float64, device=form.device))
+
+
+def _expect_dense(contribution: Contribution) -> None:
+    """Refuse tables whose ordinary gradient would be sparse."""
+    use = contribution.use
+    if use.operator == "embedding" and len(use.leaves) > 4 and use.leaves[4] is True:
+        raise UsageError(
+            "record(..., grad=True) of an embedding with sparse=True",
+            why="its ordinary gradient is a sparse tensor, and persample's sums are dense",
+            fix="sparse=False; or record without grad=True and set_grad(tape.weighted_sum(...))",
+        )

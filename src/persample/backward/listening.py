@@ -9,54 +9,49 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, _engine_run_backward
 
-from ..guards.escapes import Escapes
 from ..guards.guards import Guards
+from ..guards.native_gradients import Escapes
 from ..modes import watching
-from ..uses.context import Context
+from ..uses import Context
 from .collector import Collector
 
 Roots = Sequence[Tensor | GradientEdge]
 
 
-class Listening:
-    """Opens the ears of a recording, and leaves nothing behind when they are closed."""
-
-    def __init__(self, context: Context, collector: Collector, guards: Guards) -> None:
-        self._context, self._collector, self._guards = context, collector, guards
-
-    @contextlib.contextmanager
-    def __call__(self, factor: float, *, retain: bool) -> Iterator[None]:
-        """Taps are listened to; native gradients that reach a parameter are caught and undone."""
-        context, backward, guards = self._context, self._context.backward, self._guards
-        consumer = self._collector.consumer
+@contextlib.contextmanager
+def listening(
+    context: Context, collector: Collector, guards: Guards, factor: float, *, retain: bool
+) -> Iterator[None]:
+    """Taps are listened to; native gradients that reach a parameter are caught and undone."""
+    backward, consumer = context.backward, collector.consumer
+    with torch._C.DisableTorchFunction():
+        escapes = Escapes(context)
+        threads = torch._C._is_multithreading_enabled()
+    backward.receiving, backward.factor, backward.retain = True, 1.0 / factor, retain
+    guards.pass_begins()
+    consumer.begin()
+    context.batches.begin()
+    context.states.memories = []
+    done, missed = False, None
+    try:
+        with torch._C.DisableTorchFunction():  # one thread: recomputation has to see the mode
+            torch._C._set_multithreading_enabled(False)
+        with watching(context.mode):
+            yield
         with torch._C.DisableTorchFunction():
-            escapes = Escapes(context)
-            threads = torch._C._is_multithreading_enabled()
-        backward.receiving, backward.factor, backward.retain = True, 1.0 / factor, retain
-        guards.pass_begins()
-        consumer.begin()
-        context.batches.begin()
-        context.states.memories = []
-        done, missed = False, None
-        try:
-            with torch._C.DisableTorchFunction():  # one thread: recomputation has to see the mode
-                torch._C._set_multithreading_enabled(False)
-            with watching(context.mode):
-                yield
-            with torch._C.DisableTorchFunction():
-                guards.pass_ends()
-            done = backward.trouble is None
-        finally:
-            backward.receiving = False
-            guards.pass_left()
-            context.states.memories = None
-            with torch._C.DisableTorchFunction():
-                torch._C._set_multithreading_enabled(threads)
-                missed = escapes.restore()
-            if not done or missed is not None:  # an interrupted pass leaves no half of itself
-                consumer.rollback()
-        if missed is not None:
-            backward.refuse(missed)
+            guards.pass_ends()
+        done = backward.trouble is None
+    finally:
+        backward.receiving = False
+        guards.pass_left()
+        context.states.memories = None
+        with torch._C.DisableTorchFunction():
+            torch._C._set_multithreading_enabled(threads)
+            missed = escapes.restore()
+        if not done or missed is not None:  # an interrupted pass leaves no half of itself
+            consumer.rollback()
+    if missed is not None:
+        backward.refuse(missed)
 
 
 def engine(roots: Roots, seeds: Sequence[Tensor], retain: bool, inputs: Roots = ()) -> None:

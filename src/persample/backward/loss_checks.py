@@ -12,131 +12,128 @@ from torch.autograd.function import BackwardCFunction
 from ..autograd_graph import built_in, ends_in, leaves_of, nodes_of, own_functions
 from ..errors import LOOP, MixedSamplesError, PersampleError, Reason, UsageError
 from ..inputs.inputs import Inputs
-from ..layouts.layout import Additive, Constant, Layout, Mixed
-from ..uses.context import ANCHOR, Context
-from ..uses.tensor_states import Derived
+from ..layouts import Additive, Constant, Layout, Mixed
+from ..uses import ANCHOR, Context, Derived
 from ..validation import number, shown
 
 
-class LossChecks:
-    """What losses must be, given what is known of them and of the inputs."""
+def expect_tensor(context: Context, losses: Tensor, scale: float | Tensor | None) -> float:
+    """Refuse what is no tensor of losses; the factor that scales them."""
+    if not isinstance(losses, Tensor):
+        several = isinstance(losses, (list, tuple))
+        fix = "torch.stack(losses)" if several else "F.cross_entropy(..., reduction='none')"
+        raise UsageError(f"backward takes a tensor of losses, got {shown(losses)}", fix=fix)
+    if losses.is_complex():
+        raise UsageError("losses must be real", fix="pass losses.real, or losses.abs()")
+    if losses.layout is not torch.strided:
+        raise UsageError(f"losses must be dense, got {shown(losses)}", fix="losses.to_dense()")
+    weights = "multiply the losses by weights of their own before backward"
+    factor = 1.0 if scale is None else number(scale, "scale", fix=weights)
+    if not factor > 0 or factor == float("inf"):
+        raise UsageError(
+            f"scale must be a positive finite number, got {scale!r}",
+            fix="pass scaler.get_scale(), or leave it out",
+        )
+    if not losses.requires_grad:
+        unused = ", or use none of the chosen parameters"
+        raise UsageError(
+            "the losses carry no gradient",
+            why="they were detached, made integers, computed under no_grad, or from constants"
+            + (unused if context.parameters.partial else ""),
+            fix="compute them inside the block with gradients enabled",
+        )
+    if losses.is_floating_point() and factor > torch.finfo(losses.dtype).max:
+        raise UsageError(
+            f"scale = {factor:g} is not a number of the losses' {losses.dtype}",
+            fix="compute the losses in float32 (autocast does), or take a smaller scale",
+        )
+    return factor
 
-    def __init__(self, context: Context, inputs: Inputs) -> None:
-        self._context, self._inputs = context, inputs
 
-    def expect_tensor(self, losses: Tensor, scale: float | Tensor | None) -> float:
-        """Refuse what is no tensor of losses; the factor that scales them."""
-        if not isinstance(losses, Tensor):
-            several = isinstance(losses, (list, tuple))
-            fix = "torch.stack(losses)" if several else "F.cross_entropy(..., reduction='none')"
-            raise UsageError(f"backward takes a tensor of losses, got {shown(losses)}", fix=fix)
-        if losses.is_complex():
-            raise UsageError("losses must be real", fix="pass losses.real, or losses.abs()")
-        if losses.layout is not torch.strided:
-            raise UsageError(f"losses must be dense, got {shown(losses)}", fix="losses.to_dense()")
-        weights = "multiply the losses by weights of their own before backward"
-        factor = 1.0 if scale is None else number(scale, "scale", fix=weights)
-        if not factor > 0 or factor == float("inf"):
-            raise UsageError(
-                f"scale must be a positive finite number, got {scale!r}",
-                fix="pass scaler.get_scale(), or leave it out",
-            )
-        if not losses.requires_grad:
-            unused = ", or use none of the chosen parameters"
-            raise UsageError(
-                "the losses carry no gradient",
-                why="they were detached, made integers, computed under no_grad, or from constants"
-                + (unused if self._context.parameters.partial else ""),
-                fix="compute them inside the block with gradients enabled",
-            )
-        if losses.is_floating_point() and factor > torch.finfo(losses.dtype).max:
-            raise UsageError(
-                f"scale = {factor:g} is not a number of the losses' {losses.dtype}",
-                fix="compute the losses in float32 (autocast does), or take a smaller scale",
-            )
-        return factor
+def prove(context: Context, inputs: Inputs, losses: Tensor) -> tuple[bool, Any]:
+    """Whether the losses are one number, and what couples them; else why they are refused."""
+    state = context.look(losses)
+    if isinstance(state, Derived):
+        inputs.expect_samples()
+        context.batches.expect_one_size(context.n)
+        marks = context.states.table.values()
+        known = any(isinstance(mark.state, Layout) for mark in marks)
+        why = "a regulariser has no per-sample gradient"
+        fix = "give it its own backward() after tape.set_grad(...)"
+        if not known:
+            why += ", and no tensor was recognised as holding samples"
+            fix += "; if it takes data: tape.mark(x) before"
+        elif losses.numel() != 1:
+            why = "no samples were followed to it: constants, or torch.func and nested tensors"
+            fix = "tape.mark(x) for data that the model does not receive, or unproven='loop'"
+        raise MixedSamplesError("the loss depends on parameters alone", why=why, fix=fix)
+    n = context.n
+    advice = inputs.guess.advice(losses, n) or _coincidence(inputs, state)
+    if isinstance(state, Mixed) and (n is None or advice):
+        error = state.reason.error("samples interact before the loss", fix=LOOP)
+        fix = f"{advice}; or {error.fix}" if advice else error.fix
+        raise MixedSamplesError(error.what, where=error.where, why=error.why, fix=fix)
+    if n is None:
+        raise UsageError(
+            "no samples were seen",
+            why="no module of the model was called with tensors inside the block",
+            fix="call the model on its inputs inside the block, or tape.mark(x) for data that "
+            "parameters are used with directly",
+        )
+    return expect_losses(losses, state, n)
 
-    def prove(self, losses: Tensor) -> tuple[bool, Any]:
-        """Whether the losses are one number, and what couples them; else why they are refused."""
-        state = self._context.look(losses)
-        if isinstance(state, Derived):
-            self._inputs.expect_samples()
-            self._context.batches.expect_one_size(self._context.n)
-            marks = self._context.states.table.values()
-            known = any(isinstance(mark.state, Layout) for mark in marks)
-            why = "a regulariser has no per-sample gradient"
-            fix = "give it its own backward() after tape.set_grad(...)"
-            if not known:
-                why += ", and no tensor was recognised as holding samples"
-                fix += "; if it takes data: tape.mark(x) before"
-            elif losses.numel() != 1:
-                why = "no samples were followed to it: constants, or torch.func and nested tensors"
-                fix = "tape.mark(x) for data that the model does not receive, or unproven='loop'"
-            raise MixedSamplesError("the loss depends on parameters alone", why=why, fix=fix)
-        n = self._context.n
-        advice = self._inputs.guess.advice(losses, n) or self._coincidence(state)
-        if isinstance(state, Mixed) and (n is None or advice):
-            error = state.reason.error("samples interact before the loss", fix=LOOP)
-            fix = f"{advice}; or {error.fix}" if advice else error.fix
-            raise MixedSamplesError(error.what, where=error.where, why=error.why, fix=fix)
-        if n is None:
-            raise UsageError(
-                "no samples were seen",
-                why="no module of the model was called with tensors inside the block",
-                fix="call the model on its inputs inside the block, or tape.mark(x) for data that "
-                "parameters are used with directly",
-            )
-        return expect_losses(losses, state, n)
 
-    def _coincidence(self, state: Any) -> str:
-        """Which input may hold no samples, if samples interact where it is used; not the first."""
-        if not isinstance(state, Mixed) or "constants=" in state.reason.fix:
-            return ""
-        later = [seen for seen in self._inputs.seen[1:] if seen.samples and not seen.declared]
-        for seen in later:
-            if seen.shape in state.reason.shapes:
-                return f"if {seen.path!r} holds no samples: record(..., constants=({seen.path!r},))"
+def _coincidence(inputs: Inputs, state: Any) -> str:
+    """Which input may hold no samples, if samples interact where it is used; not the first."""
+    if not isinstance(state, Mixed) or "constants=" in state.reason.fix:
         return ""
+    later = [seen for seen in inputs.seen[1:] if seen.samples and not seen.declared]
+    for seen in later:
+        if seen.shape in state.reason.shapes:
+            return f"if {seen.path!r} holds no samples: record(..., constants=({seen.path!r},))"
+    return ""
 
-    def expect_one_each(self, *, scalar: bool) -> None:
-        """Refuse one number where every loss needs a pass of its own."""
-        if scalar and self._context.user_code.second_order:
-            raise UsageError(
-                "one loss per sample is needed where gradients are differentiated again",
-                why="each sample's gradient takes a backward pass of its own loss",
-                fix="tape.backward(losses) with a vector of losses",
-            )
 
-    def expect_possible(self, *, done: bool) -> None:
-        """Refuse a backward pass that this kind of recording cannot follow.
+def expect_one_each(context: Context, *, scalar: bool) -> None:
+    """Refuse one number where every loss needs a pass of its own."""
+    if scalar and context.user_code.second_order:
+        raise UsageError(
+            "one loss per sample is needed where gradients are differentiated again",
+            why="each sample's gradient takes a backward pass of its own loss",
+            fix="tape.backward(losses) with a vector of losses",
+        )
 
-        ``done``: a lean recording has had its first pass.
-        """
-        user_code = self._context.user_code
-        if self._context.options.native and user_code.reentrant:
-            raise UsageError(
-                "verify=True and unproven='loop' cannot pass reentrant checkpointing",
-                why="torch allows only a plain backward through it",
-                fix="checkpoint(..., use_reentrant=False)",
-            )
-        if user_code.by_hand and user_code.reentrant:
-            raise UsageError(
-                "reentrant checkpointing where weights have hooks, or pass custom functions",
-                why="it back-propagates its part by itself: they would see a part of each gradient",
-                fix="checkpoint(..., use_reentrant=False)",
-            )
-        if self._context.backward.count and user_code.by_hand:
-            raise UsageError(
-                "a second backward where weights have hooks, or pass custom functions",
-                why="what these make of two gradients is not what they make of their sum",
-                fix="tape.backward(a + b)",
-            )
-        if done:
-            raise UsageError(
-                "a second backward in a lean recording",
-                why="norms of a sum are not sums of norms, and nothing of the first was kept",
-                fix="tape.backward(a + b), or record without lean",
-            )
+
+def expect_possible(context: Context, *, done: bool) -> None:
+    """Refuse a backward pass that this kind of recording cannot follow.
+
+    ``done``: a lean recording has had its first pass.
+    """
+    user_code = context.user_code
+    if context.options.native and user_code.reentrant:
+        raise UsageError(
+            "verify=True and unproven='loop' cannot pass reentrant checkpointing",
+            why="torch allows only a plain backward through it",
+            fix="checkpoint(..., use_reentrant=False)",
+        )
+    if user_code.by_hand and user_code.reentrant:
+        raise UsageError(
+            "reentrant checkpointing where weights have hooks, or pass custom functions",
+            why="it back-propagates its part by itself: they would see a part of each gradient",
+            fix="checkpoint(..., use_reentrant=False)",
+        )
+    if context.backward.count and user_code.by_hand:
+        raise UsageError(
+            "a second backward where weights have hooks, or pass custom functions",
+            why="what these make of two gradients is not what they make of their sum",
+            fix="tape.backward(a + b)",
+        )
+    if done:
+        raise UsageError(
+            "a second backward in a lean recording",
+            why="norms of a sum are not sums of norms, and nothing of the first was kept",
+            fix="tape.backward(a + b), or record without lean",
+        )
 
 
 def expect_history(context: Context, losses: Tensor) -> None:

@@ -7,14 +7,14 @@ from torch import Tensor
 
 from ..autograd_graph import nodes_of, own_functions
 from ..errors import UsageError, VerificationError
-from ..forms.walk import ends
+from ..forms.pullback import ends
 from ..guards.determinism import not_deterministic
-from ..layouts.layout import Layout, ids_of
+from ..layouts import Layout, ids_of
 from ..modes import entered, watching
 from ..run_state import largest, noise, tolerance
-from ..uses.context import Context
+from ..uses import Context
 from .collector import Collector
-from .consumers.kept import Kept, Looped
+from .consumers.consumer import Kept, Looped
 from .kept_forms import KeptForms
 from .loss_checks import rows_of_a_sample
 

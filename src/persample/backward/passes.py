@@ -14,19 +14,24 @@ from ..forms import Form
 from ..guards.guards import Guards
 from ..guards.messages import slot_exchanged
 from ..inputs.inputs import Inputs
-from ..layouts.layout import Layout
-from ..layouts.unowned_rows import in_order
+from ..layouts import Layout, in_order
 from ..modes import watching
 from ..run_state import RandomState, recast, uncast
-from ..uses.context import ANCHOR, Context
+from ..uses import ANCHOR, Context
 from .collector import Collector
-from .consumers.kept import Kept, Looped
+from .consumers.consumer import Consumer, Kept, Looped
 from .consumers.lean import Lean, Visitor
-from .consumers.protocol import Consumer
-from .listening import Listening, Roots, engine
-from .loss_checks import LossChecks, expect_followed, expect_history
+from .kept_forms import add_to_grad, write_grad
+from .listening import Roots, engine, listening
+from .loss_checks import (
+    expect_followed,
+    expect_history,
+    expect_one_each,
+    expect_possible,
+    expect_tensor,
+    prove,
+)
 from .one_by_one import OneByOne
-from .ordinary_gradients import OrdinaryGradients
 
 
 class Passes:
@@ -37,15 +42,12 @@ class Passes:
     ) -> None:
         self._context, self._inputs = context, inputs
         self._collector, self._guards = collector, guards
-        self._checks = LossChecks(context, inputs)
         self._one_by_one = OneByOne(context, collector)
-        self._listening = Listening(context, collector, guards)
-        self._ordinary = OrdinaryGradients(context, collector)
 
     def run(self, losses: Tensor, *, scale: float | Tensor | None, retain_graph: bool) -> None:
         """The body of ``Tape.backward``."""
         with torch._C.DisableTorchFunction():
-            factor = self._checks.expect_tensor(losses, scale)
+            factor = expect_tensor(self._context, losses, scale)
             seed = torch.full_like(losses, factor)
         self.run_checked(losses, seed, factor, retain_graph)
 
@@ -56,7 +58,7 @@ class Passes:
         with torch._C.DisableTorchFunction():
             self._expect_recordable(losses)
             try:
-                scalar, coupled = self._checks.prove(losses)
+                scalar, coupled = prove(context, self._inputs, losses)
             except PersampleError:
                 if not options.loop:
                     raise
@@ -65,7 +67,7 @@ class Passes:
                 self._loop(losses, retain_graph)
                 return
         self._expect_possible()
-        self._checks.expect_one_each(scalar=scalar)
+        expect_one_each(context, scalar=scalar)
         # loop: what taps cannot see would be lost, so the answer is compared with autograd's, too
         compared = options.native and not scalar and not backward.scalar
         before = backward.ordered, list(backward.reference)
@@ -86,7 +88,7 @@ class Passes:
                 if trouble is None:
                     backward.count += 1
                     if options.grad:
-                        self._ordinary.add()
+                        add_to_grad(context, self._collector)
                     return
         if trouble is not None and not options.loop:
             backward.trouble = trouble
@@ -115,7 +117,7 @@ class Passes:
 
     def _expect_possible(self) -> None:
         consumer = self._collector.consumer
-        self._checks.expect_possible(done=isinstance(consumer, Lean) and consumer.done)
+        expect_possible(self._context, done=isinstance(consumer, Lean) and consumer.done)
 
     def _expect_joined(self, before: tuple[bool, list[Tensor | None]]) -> None:
         """Refuse a pass from a second batch, and leave everything as it was."""
@@ -137,7 +139,7 @@ class Passes:
         backward.extracted = backward.extracted or self._guards.numbers.before(losses)
         backward.count += 1
         if self._context.options.grad:
-            self._ordinary.write(sums)
+            write_grad(self._context, sums)
 
     def _in_order(self, losses: Tensor) -> bool:
         """Whether loss i is sample i's."""
@@ -173,7 +175,7 @@ class Passes:
         random = RandomState(losses.device) if lean is not None else None
         ends: Roots = [ANCHOR, *user_code.edges()] if options.native else ()
         try:
-            with self._listening(factor, retain=keep):
+            with listening(context, self._collector, self._guards, factor, retain=keep):
                 engine([losses], [seed], keep, ends)
         except PersampleError as error:
             if not options.loop:
@@ -216,7 +218,7 @@ class Passes:
             with (
                 torch._C._EnableTorchFunction(),
                 recast(lean.autocast),
-                self._listening(factor, retain=keep),
+                listening(self._context, self._collector, self._guards, factor, retain=keep),
             ):
                 engine([edge], [seed], keep)
             if backward.trouble is not None:
@@ -228,7 +230,7 @@ class Passes:
             lean.begin()
             lean.show(None)
             if not keep:
-                lean.end()
+                lean.root = None  # no further pass follows
                 self._guards.forget_values()
 
     def _expect_root(self, lean: Lean) -> tuple[GradientEdge, torch.device, Tensor, float]:
@@ -266,7 +268,10 @@ class Passes:
         unfollowed = expect_followed(self._context, nodes)
         if unfollowed is not None:
             raise unfollowed
-        with self._collector.into(consumer), self._listening(1.0, retain=retain):
+        with (
+            self._collector.into(consumer),
+            listening(self._context, self._collector, self._guards, 1.0, retain=retain),
+        ):
             engine(roots, seeds, retain)
         if self._context.backward.trouble is not None:
             raise self._context.backward.trouble

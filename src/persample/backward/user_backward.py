@@ -14,11 +14,10 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from ..autograd_graph import leaves_of
 from ..errors import LOOP, MixedSamplesError, PersampleError, Reason, UsageError, called_by, here
-from ..guards.untrained import note_untrained
-from ..layouts.layout import Additive, Constant, Layout, Mixed
+from ..guards.native_gradients import note_untrained
+from ..layouts import Additive, Constant, Layout, Mixed
 from ..modes import entered, watching
-from ..uses.context import Context
-from ..uses.tensor_states import Derived, same
+from ..uses import Context, Derived, same
 from .passes import Passes
 
 _CHECKPOINT = CheckpointFunction.backward.__code__

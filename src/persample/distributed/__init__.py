@@ -7,8 +7,7 @@ of what each of them passes, without a division by their number.
 
 from __future__ import annotations
 
-from .places import is_distributed, is_freed
 from .processes import Processes, find_processes
-from .reduction import Reduction
+from .reduction import Reduction, is_distributed, is_freed
 
 __all__ = ["Processes", "Reduction", "find_processes", "is_distributed", "is_freed"]

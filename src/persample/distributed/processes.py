@@ -12,15 +12,20 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import UsageError
-from .places import Places, Targets, anywhere, is_distributed, loaded_class, reduce_shard
-from .reduction import Reduction
+from .reduction import (
+    Places,
+    Reduction,
+    Targets,
+    anywhere,
+    is_distributed,
+    loaded_class,
+    reduce_shard,
+)
 
 
 def find_processes(model: nn.Module) -> Processes | None:
     """How a model is distributed; None if there is only one process, without process group."""
-    if not dist.is_available() or not dist.is_initialized():
-        return None
-    return Processes(model)
+    return Processes(model) if dist.is_available() and dist.is_initialized() else None
 
 
 class Processes:

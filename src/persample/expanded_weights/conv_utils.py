@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..errors import UsageError
 from ..forms import wide
-from ..forms.geometry import unfold
+from ..forms.convolution import unfold
 from .conv_gradients import Sizes, each_axis, geometry_of, input_grad, inside, weight_rows
 from .expanded_weights_impl import ExpandedWeight
 from .expanded_weights_utils import (

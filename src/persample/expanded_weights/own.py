@@ -51,9 +51,7 @@ class OwnRules:
         self._expect_samples(operator, values)
         expanded = [self._expanded(v) if id(v) in slots else v for v in values]
         out = self.own[func].apply(tuple(kwargs), func, *expanded)
-        found: list[Tensor] = []
-        collect(out, found)
-        for tensor in found:
+        for tensor in collect(out):
             if tensor.requires_grad:
                 self._context.user_code.vouched.append(tensor.grad_fn)
                 self._context.states.put(tensor, closed(self.batch.dim))

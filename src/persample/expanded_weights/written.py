@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from ..backward.consumers.protocol import Consumer, Parts
+from ..backward.consumers.consumer import Consumer, Parts
 from ..backward.contribution import Contribution
 from ..forms import Form, Joint, Patches, total, wide, within
 

@@ -1,4 +1,7 @@
-"""Questions to all parameters at once: their uses are merged, asked together, and remembered."""
+"""Questions to all parameters at once: their uses are merged, asked together, and remembered.
+
+Their norms share products, and what rounding leaves in doubt is read back once for all of them.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,20 @@ import torch
 from torch import Tensor
 
 from .cost import spend
-from .fast.common_pullback import pull_back_together
-from .fast.row_cache import kept_rows
 from .fast.stacked import Stacked, stack_forms
+from .fast.written_rows import kept_rows, pull_back_together
 from .form import Form
 from .merging import total
-from .norms import add_norms, bound_norms, norms_of
+from .outer import Outer
+from .position_products import share_products
 from .rounding import Norms
+from .total import Pieces
 
 Names = Sequence[Sequence[str]]  # groups of parameters
 Uses = Mapping[str, list[Form]]
+_DOUBT = {torch.float32: 2e-3, torch.float64: 1e-9}  # of a square; more is computed again
+_OFF = 2e-2  # the same of rows that are rounded: they take longer
+_NOTHING = 1e10  # squares of so many times the least number are none
 
 
 class Gradients:
@@ -106,3 +113,118 @@ def _note(found: dict[str, Tensor], name: str, form: Form, value: Tensor) -> Non
         found.update(form.split(value))
     else:
         found[name] = value
+
+
+def norms_of(forms: Iterable[Form]) -> list[list[Norms]]:
+    """Of every form, and of its pieces on their own."""
+    listed = list(forms)
+    outer = [form for form in listed if isinstance(form, Outer) and form.t > 1]
+    with share_products(factor for form in outer for factor in form.given):
+        return [[part.norms() for part in _pieces(form)] for form in listed]
+
+
+def _pieces(form: Form) -> Sequence[Form]:
+    return form.parts if isinstance(form, Pieces) else [form]
+
+
+Groups = Sequence[Sequence[Norms]]
+
+
+def add_norms(groups: Groups, n: int, device: torch.device) -> Tensor:
+    """‖gᵢ‖² over the norms of each group, of gradients side by side: (groups, n)."""
+    return _settled(_Listed(groups, n, device), sure=False)[1]
+
+
+def bound_norms(groups: Groups, n: int, device: torch.device, elements: int) -> Tensor:
+    """What ‖gᵢ‖² of each group, of so many elements at most, certainly does not exceed.
+
+    Small numbers may be swallowed by a large one, and squares may be too small for their dtype.
+    """
+    listed, value = _settled(_Listed(groups, n, device), sure=True)
+    parts, (eps, tiny) = listed.parts, listed.rounding()
+    value += listed.add([p.value for p in parts], [p.units * eps for p in parts])
+    value += listed.add([p.doubt for p in parts])
+    more = (len(parts) + 8) * eps
+    value = value.mul_(1 + more).add_(elements * tiny)
+    sq_errors = [p.sq_error() for p in parts]
+    if any(sq_error is not None for sq_error in sq_errors):
+        sq_error = listed.add(sq_errors, [4 if p.rows else 1 for p in parts])
+        off = sq_error.add_(len(parts) * tiny).sqrt_()
+        value = value.sqrt_().add_(off, alpha=1 + more).square_()
+    return value
+
+
+def settled(form: Form) -> list[Norms]:
+    """The norms of one form and its pieces, nothing of which will be computed again."""
+    listed, _ = _settled(_Listed(norms_of([form]), form.n, form.device), sure=True)
+    return [part._replace(exact=None) for part in listed.parts]
+
+
+class _Listed:
+    """Norms in a row, each with the number of its group."""
+
+    def __init__(self, groups: Groups, n: int, device: torch.device) -> None:
+        self.parts = [part for group in groups for part in group]
+        self.group = [k for k, group in enumerate(groups) for _ in group]
+        dtypes = {part.value.dtype for part in self.parts} or {torch.float32}
+        self.narrow = max(dtypes, key=_unit)
+        self.zeros = torch.zeros(len(groups), n, dtype=min(dtypes, key=_unit), device=device)
+
+    def rounding(self) -> tuple[float, float]:
+        """The unit of the narrowest dtype, and its least number."""
+        numbers = torch.finfo(self.narrow)
+        return numbers.eps, numbers.tiny
+
+    def add(self, each: Sequence[Tensor | None], times: Sequence[float] | None = None) -> Tensor:
+        """The sums over groups of a number for every part, or none: (groups, n)."""
+        known = [k for k, numbers in enumerate(each) if numbers is not None]
+        if not known:
+            return self.zeros.clone()
+        rows = torch.stack([x.to(self.zeros) for x in each if x is not None])
+        if times is not None:
+            rows *= rows.new_tensor([times[k] for k in known]).unsqueeze(1)
+        if len(self.zeros) == 1:
+            return rows.sum(0, keepdim=True)
+        groups = [self.group[k] for k in known]
+        if groups == [*range(len(self.zeros))]:  # one in each
+            return rows
+        return self.zeros.index_add(0, torch.tensor(groups, device=rows.device), rows)
+
+    def gap(self, part: Norms, *, sure: bool) -> Tensor | None:
+        """What an exact value would take out of doubt, and a share of what its rows are off by."""
+        sq_error = part.sq_error() if sure and part.rows and part.exact is not None else None
+        if sq_error is None or part.exact is None:
+            return None if part.exact is None else part.doubt
+        off = sq_error.sqrt()
+        found = (2 * part.value.sqrt() + off).mul_(off).mul_(_DOUBT[self.narrow] / _OFF)
+        return found if part.doubt is None else found.add_(part.doubt)
+
+
+def _unit(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps
+
+
+def _settled(listed: _Listed, *, sure: bool) -> tuple[_Listed, Tensor]:
+    """Norms and their sums; where so much is in doubt that it matters, they are computed again.
+
+    ``sure``: what rows are off by counts, too. All doubts are read back at once.
+    """
+    parts = listed.parts
+    if sure:
+        parts[:] = [part.kept() for part in parts]
+    value = listed.add([p.value for p in parts])
+    gaps = [listed.gap(p, sure=sure) for p in parts]
+    count = sum(gap is not None for gap in gaps)
+    if not count:
+        return listed, value
+    limit = (value * _DOUBT[listed.narrow]).clamp_(min=_NOTHING * listed.rounding()[1])
+    doubtful = listed.add(gaps) > limit
+    if not any(doubtful.any(1).tolist()):
+        return listed, value
+    for k, (part, gap) in enumerate(zip(parts, gaps, strict=True)):
+        if gap is not None:
+            at, share = listed.group[k], limit[listed.group[k]] / (2 * count)
+            which = (doubtful[at] & (gap.to(share) > share)).nonzero().flatten()
+            if which.numel():
+                parts[k] = part.recomputed(which.to(gap.device))
+    return listed, listed.add([p.value for p in parts])

@@ -9,16 +9,14 @@ import torch
 
 from .cost import scratch
 from .dense import Dense
-from .fast.disjoint_parts import Pieces, disjoint
 from .fast.picked_rows import Picked
 from .fast.single_samples import SingleSamples, merge_single_samples
 from .form import Form, add_all, wide
-from .mapped import Mapped
+from .mapped import Mapped, Part
 from .outer import Outer
-from .strided_part import Part
+from .pullback import Joint, join_uses
 from .table_rows import Rows, concatenated_rows
-from .total import Total
-from .user_maps import Joint, join_uses
+from .total import Pieces, Total, disjoint
 
 Groups = dict[tuple[Any, Hashable], list[Form]]  # forms that can be merged
 
@@ -31,7 +29,12 @@ def total(forms: list[Form]) -> Form:
     for form in _unfold(forms):
         groups.setdefault(_kind(form), []).append(form)
     _write_tables(groups)
-    merged = _join_disjoint([_merge(kind, group) for (kind, _), group in groups.items()])
+    merged = _join_disjoint(
+        [
+            alike[0] if len(alike) == 1 else _KINDS[kind][1](alike)
+            for (kind, _), alike in groups.items()
+        ]
+    )
     return merged[0] if len(merged) == 1 else Total(merged)
 
 
@@ -41,11 +44,6 @@ def _kind(form: Form) -> tuple[Any, Hashable]:
         if isinstance(form, kind):
             return kind, key(form)
     return None, id(form)
-
-
-def _merge(kind: Any, forms: list[Any]) -> Form:
-    found: Form = forms[0] if len(forms) == 1 else _KINDS[kind][1](forms)
-    return found
 
 
 def _add_dense(dense: list[Dense]) -> Dense:

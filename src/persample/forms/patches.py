@@ -7,10 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from .correlation import by_positions, positions_pay, unfold_first
+from .convolution import Geometry, by_positions, positions_pay, unfold, unfold_first
 from .cost import Plan, scratch, spans
 from .form import Form, real, wide
-from .geometry import Geometry, unfold
 from .outer import Outer
 from .rounding import Norms, error_units, norms_of_last_axis, sq_error_of_products, units
 from .sketch import Sketch

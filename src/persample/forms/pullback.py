@@ -1,17 +1,77 @@
-"""A linear map of another form: from a derived tensor back to a parameter it was computed from."""
+"""Gradients that backward passes compute when they are asked for.
+
+From a derived tensor back to a parameter (Pullback), through code of the user's own (Joint), or
+through an operator without a rule (Replay).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+import warnings
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 
+from ..autograd_graph import nodes_of
+from .dense import Dense
 from .form import Form, lift, wide
-from .mapped import Mapped
-from .masked import Masked
-from .walk import Found, ends, walk, walk_rows
+from .mapped import Composite, Mapped, Masked
+
+Found = list[Tensor | None]
+
+
+def ends(nodes: Sequence[Any], wanted: Sequence[Any]) -> list[Any]:
+    """What to ask a graph for, where parameters or edges of it are wanted.
+
+    A parameter that was frozen since is found where the graph ends.
+    """
+    frozen = {id(w) for w in wanted if isinstance(w, Tensor) and not w.requires_grad}
+    if not frozen:
+        return list(wanted)
+    last = {
+        id(at.variable): GradientEdge(at, 0)
+        for node in nodes
+        for at in nodes_of(node)
+        if hasattr(at, "variable") and id(at.variable) in frozen
+    }
+    # torch asks for something that requires a gradient, also where no path leads to it
+    nowhere = torch.zeros((), requires_grad=True)
+    return [last.get(id(w), nowhere) if id(w) in frozen else w for w in wanted]
+
+
+def walk(
+    edges: Sequence[Any],
+    parameters: Sequence[Any],
+    seeds: Sequence[Tensor],
+    *,
+    batched: bool = False,
+) -> Found:
+    """Each parameter's gradient of all edges together; None where no path leads to it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = torch.autograd.grad(
+            edges, ends([edge.node for edge in edges], parameters), seeds,
+            retain_graph=True, allow_unused=True, is_grads_batched=batched,
+        )  # fmt: skip
+    return [None if grad is None else grad.to_dense() for grad in found]
+
+
+def walk_rows(edges: Sequence[Any], parameters: Sequence[Tensor], seeds: Sequence[Tensor]) -> Found:
+    """The same for rows of seeds: in one batched walk where torch can, else row by row.
+
+    The walk may write to what it is given: a custom function's backward does.
+    """
+    try:
+        return walk(edges, parameters, [seed.clone() for seed in seeds], batched=True)
+    except RuntimeError:
+        count = seeds[0].shape[0]
+        each = [walk(edges, parameters, [s[i].clone() for s in seeds]) for i in range(count)]
+    return [
+        None if rows[0] is None else torch.stack([row for row in rows if row is not None])
+        for rows in zip(*each, strict=True)
+    ]
 
 
 class Pullback(Mapped):
@@ -93,9 +153,7 @@ class Pullback(Mapped):
         expected = (back.detach().double() * direction.double()).sum()
         size = back.detach().double().norm() * direction.double().norm()
         error = ((moved.double() * seed.detach().double()).sum() - expected).abs()
-        if not bool(error <= 64 * torch.finfo(self.derived).eps * size):
-            return None
-        return moved
+        return moved if bool(error <= 64 * torch.finfo(self.derived).eps * size) else None
 
     def weighted_sum(self, c: Tensor, *, certain: bool = False) -> Tensor:
         """Linear: one backward pass of the form's own sum; norms come from the rows."""
@@ -105,3 +163,93 @@ class Pullback(Mapped):
         if found is None:
             return torch.zeros(self.shape, dtype=wide(self.dtype), device=self.device)
         return found.to(wide(self.dtype))
+
+
+class Joint(Composite):
+    """gᵢ = P(h¹ᵢ, h²ᵢ, …): one form for every use of what was computed from the parameter."""
+
+    __slots__ = ("edges", "parameter")
+
+    def __init__(self, forms: Sequence[Form], edges: Sequence[Any], parameter: Tensor) -> None:
+        super().__init__(forms, forms[0].n, parameter.shape, parameter.dtype, parameter.device)
+        self.edges, self.parameter = list(edges), parameter
+
+    def work(self) -> int:
+        """That of rows of the parameter."""
+        return self.n * self.size
+
+    def row_bytes(self) -> int:
+        """A row of every use and one of the parameter."""
+        return super().row_bytes() + sum(form.row_bytes() for form in self.forms)
+
+    def narrowed(self, first: int, last: int) -> Joint:
+        """Some samples of all uses."""
+        return Joint([f.narrowed(first, last) for f in self.forms], self.edges, self.parameter)
+
+    def without(self, bad: Tensor) -> Form:
+        """Zeros in the rows: nothing says that zeros stay zeros."""
+        return Masked(self, bad)
+
+    def dense(self, first: int = 0, last: int | None = None) -> Tensor:
+        """All rows in one batched backward pass where torch can, else row by row."""
+        seeds = [form.dense(first, last) for form in self.forms]
+        count = seeds[0].shape[0]
+        if count == 0:
+            return torch.zeros((0, *self.shape), dtype=self.dtype, device=self.device)
+        found = walk_rows(self.edges, [self.parameter], seeds)[0]
+        if found is None:
+            return torch.zeros((count, *self.shape), dtype=self.dtype, device=self.device)
+        return found
+
+
+def join_uses(forms: Sequence[Joint]) -> Joint:
+    """The uses of all of them, in one."""
+    return Joint(
+        [f for form in forms for f in form.forms],
+        [e for form in forms for e in form.edges],
+        forms[0].parameter,
+    )
+
+
+class Replay(Form):
+    """Rows come from ``rows(first, last)``, weighted sums from ``sums(c)``: one backward pass."""
+
+    __slots__ = ("_held", "_rows", "_sums")
+
+    def __init__(
+        self,
+        rows: Callable[[int, int], Tensor],
+        sums: Callable[[Tensor], Tensor],
+        n: int,
+        value: Tensor,
+        held: list[Tensor],
+    ) -> None:
+        super().__init__(n, value.shape, value.dtype, value.device)
+        self._rows, self._sums, self._held = rows, sums, held
+
+    def tensors(self) -> list[Tensor]:
+        """Saved arguments and output gradients."""
+        return self._held
+
+    def dense(self, first: int = 0, last: int | None = None) -> Tensor:
+        """Masked backward passes."""
+        last = self.n if last is None else last
+        if last <= first:
+            return torch.zeros((0, *self.shape), dtype=self.dtype, device=self.device)
+        return self._rows(first, last)
+
+    def narrowed(self, first: int, last: int) -> Dense:
+        """Written out."""
+        return Dense(self.dense(first, last))
+
+    def without(self, bad: Tensor) -> Form:
+        """Zeros in the rows: a backward pass would carry what is not finite to others."""
+        return Masked(self, bad)
+
+    def weighted_sum(self, c: Tensor, *, certain: bool = False) -> Tensor:
+        """One backward pass with scaled output gradients, which rounds otherwise than rows."""
+        if certain:
+            return super().weighted_sum(c)
+        if self.n == 0:
+            return torch.zeros(self.shape, dtype=wide(self.dtype), device=self.device)
+        return self._sums(c).to(wide(self.dtype))

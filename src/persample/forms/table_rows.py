@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
 from .cost import Plan, scratch, spans
-from .fast.reused_buffers import rewrite
 from .form import Form, Moments, real, wide
 from .kernels import zeros
 from .outer import Outer
 from .rounding import Norms, units
-from .row_products import match_rows
-from .segments import rows_of_samples, segment_sq_norms, segments, sum_by_key
 from .sketch import Sketch
+from .table_kernels import (
+    match_rows,
+    rewrite,
+    rows_of_samples,
+    segment_sq_norms,
+    segments,
+    sum_by_key,
+)
 
 _RUN = 256 << 10  # bytes of values that stay in cache while they are copied and added
 
@@ -158,12 +161,6 @@ class Rows(Form):
             out.index_add_(0, index, some.view(index.shape[0], values.shape[2]))
         return out
 
-    def _runs(self) -> Iterator[slice]:
-        """Rows, as many at a time as stay in cache when copied."""
-        width = self.values.shape[1] * wide(self.dtype).itemsize
-        for first, last in spans(self.values.shape[0], width, _RUN):
-            yield slice(first, last)
-
     def dot(self, direction: Tensor) -> Tensor:
         """Σ ⟨V[index], value⟩."""
         if self.dtype.is_complex:
@@ -171,7 +168,9 @@ class Rows(Form):
         dtype = wide(self.dtype)
         out = torch.zeros(self.n, dtype=dtype, device=self.device)
         matrix = direction.to(dtype)
-        for part in self._runs():
+        width = self.values.shape[1] * dtype.itemsize
+        for first, last in spans(self.values.shape[0], width, _RUN):
+            part = slice(first, last)
             each = (matrix[self.index[part]] * self.values[part].to(dtype)).sum(1)
             out.index_add_(0, self.sample[part], each)
         return out

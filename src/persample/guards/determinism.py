@@ -51,7 +51,8 @@ class PassComparison:
         found = [grad for grad in grads if grad is not None]
         if self.guarded and found:
             self._passed.append(footprint(found))
-            self._narrow = max(self._narrow, *(g.dtype for g in found), key=_coarseness)
+            dtypes = {self._narrow, *(grad.dtype for grad in found)}
+            self._narrow = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
 
     def finish(self, *, random: bool | None = None) -> None:
         """A pass is over; refuse it if it was another one than the first."""
@@ -64,10 +65,6 @@ class PassComparison:
                 "keeps a state: norms of one pass say nothing of another's gradients",
                 fix="record without lean, or name the question in persample.Ahead(...)",
             )
-
-
-def _coarseness(dtype: torch.dtype) -> float:
-    return torch.finfo(dtype).eps
 
 
 def expect_deterministic(name: str, form: Form) -> None:

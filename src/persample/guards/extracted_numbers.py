@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 
 from ..errors import Place, Reason, describe, here
-from ..layouts.layout import Additive, Earlier, Layout, Mixed, State
+from ..layouts import Additive, Earlier, Layout, Mixed, State
 from ..run_state import equal
-from ..uses.context import Context
-from ..uses.tensor_states import Derived, TensorStates, innermost, transformed, version
+from ..uses import Context, Derived, TensorStates, innermost, transformed, version
 
 # Calls that hand out memory: what is written there leaves no trace.
 _MEMORY = frozenset(

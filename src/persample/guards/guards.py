@@ -14,14 +14,10 @@ from torch import Tensor
 from ..errors import here
 from ..forms import Form
 from ..run_state import comes_back
-from ..uses.contents import Values
-from ..uses.context import Context
-from ..uses.tensor_states import version
-from ..uses.use import Operand, Use
-from .content_checks import Constants
+from ..uses import Context, Operand, Use, Values, version
+from .constants import Constants, Finite, Zeros
 from .determinism import PassComparison, expect_deterministic
 from .extracted_numbers import ExtractedNumbers
-from .mask_checks import Finite, Zeros
 from .messages import (
     kept_data_overwritten,
     not_finite_at_zeros,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..errors import MissedUseError, Place, StaleError, UsageError, describe
-from ..uses.use import Use
+from ..uses import Use
 
 
 def parameter_changed(which: str) -> StaleError:

@@ -82,9 +82,7 @@ def moved(batch: Any, device: torch.device | str | None) -> Any:
         return batch
 
     def whole(part: Any) -> bool:  # packed sequences, and objects that cannot be opened
-        if _is_packed(part):
-            return True
-        return callable(getattr(part, "to", None)) and _is_sealed(part)
+        return _is_packed(part) or (callable(getattr(part, "to", None)) and _is_sealed(part))
 
     def there(part: Any) -> Any:  # some move themselves, and not a copy
         return (copy.copy(part) if whole(part) else part).to(device)
@@ -153,9 +151,8 @@ def _is_packed(part: Any) -> bool:
 
 
 def _is_texts(part: Any) -> bool:
-    if type(part) not in (list, tuple) or not part:
-        return False
-    return all(isinstance(text, str) for text in part)
+    listed = type(part) in (list, tuple) and bool(part)
+    return listed and all(isinstance(text, str) for text in part)
 
 
 def holds_graphs(part: Any) -> bool:

@@ -12,10 +12,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from ..errors import UsageError
-from ..layouts.layout import Constant, Layout, closed, explicit, ids_of
-from ..uses.batches import COMPUTED
-from ..uses.context import Context
-from ..uses.tensor_states import Mark, transformed
+from ..layouts import Constant, Layout, closed, explicit, ids_of
+from ..uses import COMPUTED, Context, Mark, transformed
 from .batch_size import Guess
 from .input_trees import (
     argument_names,

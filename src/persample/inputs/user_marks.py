@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from ..errors import UsageError, describe, here
-from ..layouts.layout import Constant, Layout, closed, explicit
-from ..layouts.reshaping import squeeze_colours
-from ..uses.context import Context
+from ..layouts import Constant, Layout, closed, explicit, squeeze_colours
+from ..uses import Context
 from ..validation import expect_ids, shown, whole
 
 

@@ -5,11 +5,9 @@ contracted. Whatever is not in the table, or fails its rule, gives a tensor whos
 """
 
 from .call import Call, collect
+from .equations import product_equation, spell_terms
 from .families import (  # noqa: F401  (importing a family fills the table)
-    construction,
     contraction,
-    distance,
-    grouping,
     indexing,
     joining,
     linear_algebra,
@@ -21,22 +19,79 @@ from .families import (  # noqa: F401  (importing a family fills the table)
     writing,
 )
 from .families.pointwise import POINTWISE
+from .layout import (
+    CONSTANT,
+    PURE,
+    Additive,
+    Constant,
+    Earlier,
+    Layout,
+    Mixed,
+    State,
+    closed,
+    explicit,
+    ids_of,
+    remap,
+)
+from .operator_facts import ADDITIVE, CUSTOM, LATE, PRODUCTS
 from .operators import COND, NEEDS_GRAD, SET_DATA, Operator, find
 from .propagation import propagate
-from .reshaping import squeeze_colours
+from .reshaping import place_in_groups, squeeze_colours
 from .structural_zeros import ZEROS, separate_by_zeros
+from .unowned_rows import assign_owners, in_order
+from .views import (
+    Place,
+    colours_of,
+    contiguous_strides,
+    overlaps,
+    painted_through,
+    place_of,
+    reach,
+    shown_by,
+    whole_of,
+)
 
 __all__ = [
+    "ADDITIVE",
     "COND",
+    "CONSTANT",
+    "CUSTOM",
+    "LATE",
     "NEEDS_GRAD",
     "POINTWISE",
+    "PRODUCTS",
+    "PURE",
     "SET_DATA",
     "ZEROS",
+    "Additive",
     "Call",
+    "Constant",
+    "Earlier",
+    "Layout",
+    "Mixed",
     "Operator",
+    "Place",
+    "State",
+    "assign_owners",
+    "closed",
     "collect",
+    "colours_of",
+    "contiguous_strides",
+    "explicit",
     "find",
+    "ids_of",
+    "in_order",
+    "overlaps",
+    "painted_through",
+    "place_in_groups",
+    "place_of",
+    "product_equation",
     "propagate",
+    "reach",
+    "remap",
     "separate_by_zeros",
+    "shown_by",
+    "spell_terms",
     "squeeze_colours",
+    "whole_of",
 ]

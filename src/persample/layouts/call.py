@@ -84,25 +84,21 @@ class Call:
 
     def tensors(self) -> list[Tensor]:
         """Every tensor among the arguments, in order."""
-        found: list[Tensor] = []
-        collect(self.args, found)
-        collect(self.kwargs, found)
-        return found
+        return collect([self.args, self.kwargs])
 
 
-def collect(value: Any, found: list[Tensor]) -> None:
-    """Append every tensor inside nested containers."""
+def collect(value: Any) -> list[Tensor]:
+    """Every tensor inside nested containers."""
     if isinstance(value, Tensor):
-        found.append(value)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
+        return [value]
+    found: list[Tensor] = []
+    if isinstance(value, (list, tuple, dict)):
+        for item in value.values() if isinstance(value, dict) else value:
             if isinstance(item, Tensor):
                 found.append(item)
             elif isinstance(item, (list, tuple, dict)):
-                collect(item, found)
-    elif isinstance(value, dict):
-        for item in value.values():
-            collect(item, found)
+                found += collect(item)
+    return found
 
 
 def axes(value: int | Sequence[int] | None, rank: int) -> set[int]:
@@ -111,9 +107,7 @@ def axes(value: int | Sequence[int] | None, rank: int) -> set[int]:
         return set(range(rank))
     if isinstance(value, (int, torch.SymInt)):
         value = (value,)
-    if rank == 0:
-        return set()
-    return {int(v) % rank for v in value}
+    return {int(v) % rank for v in value} if rank else set()
 
 
 def other_sizes(tensor: Tensor, axis: int) -> tuple[int, ...]:

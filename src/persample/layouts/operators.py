@@ -258,6 +258,4 @@ def _late(function: Any) -> Operator:
     module = getattr(function, "__module__", None) or ""
     if isinstance(function, types.FunctionType) and module.split(".")[0] == "torch":
         return describe_operator(function, name)
-    if name == "__set__":
-        return Operator(name, ignore=True)
-    return Operator(name)
+    return Operator(name, ignore=name == "__set__")

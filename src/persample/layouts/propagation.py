@@ -10,11 +10,21 @@ from torch import Tensor
 
 from ..errors import LOOP, Mixing, Reason, here
 from .call import Call, Result, collect
-from .joined_sums import JOINS, Sums, beside_samples, taken_apart
+from .couplings import (
+    JOINS,
+    READS,
+    SAME,
+    SORTS,
+    Sums,
+    beside_samples,
+    counts_rows,
+    coupling_after,
+    regroup,
+    taken_apart,
+)
 from .layout import NAME_IT, Additive, Constant, Layout, Mixed, State
 from .operator_facts import CHOOSES, LIKE
 from .operators import Operator
-from .ranking import READS, SAME, SORTS, counts_rows, coupling_after, regroup
 
 Coloured = list[tuple[Tensor, State]]
 _SCALES = frozenset(("mul", "multiply", "div", "divide", "true_divide"))
@@ -43,9 +53,7 @@ def propagate(
             plain = False
     call = Call(operator.name, func, args, kwargs, out, layouts, n)
     try:
-        if not plain:
-            return _special(operator, call, coloured)
-        return _apply(operator, call)
+        return _apply(operator, call) if plain else _special(operator, call, coloured)
     except Mixing as mixing:
         if _adds_numbers(operator, call):
             return _sum_of(coloured)
@@ -80,7 +88,7 @@ def _of_one(out: Any, sample: int) -> Result | list[Result]:
     """Every result belongs to one sample."""
     return [
         Layout(0, 1, torch.full((1,) * t.dim(), sample, dtype=torch.long, device=t.device))
-        for t in outputs(out)
+        for t in collect(out)
     ]
 
 
@@ -116,7 +124,7 @@ def _fitting(result: Result | list[Result], call: Call) -> Result | list[Result]
     each = result if isinstance(result, list) else [result]
     if not any(isinstance(state, Layout) and state.ids is not None for state in each):
         return result
-    outs = outputs(call.out)
+    outs = collect(call.out)
     each = each if isinstance(result, list) else each * len(outs)
     for out, state in zip(outs, each, strict=False):
         if isinstance(state, Layout) and state.ids is not None:
@@ -278,13 +286,4 @@ def _tag(state: Result, why: Reason | None, n: int) -> Result:
         return taken_apart(state, why, n)
     if isinstance(state, Layout):
         return state.with_coupling(why)
-    if isinstance(state, Additive):
-        return Additive(why)
-    return state
-
-
-def outputs(out: Any) -> list[Tensor]:
-    """The tensors among an operator's results, in order."""
-    found: list[Tensor] = []
-    collect(out, found)
-    return found
+    return Additive(why) if isinstance(state, Additive) else state

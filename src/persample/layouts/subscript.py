@@ -26,14 +26,13 @@ def _stands_for_tuple(index: Any) -> bool:
         isinstance(index, list)
         and len(index) < 32
         and any(
-            e is None or e is Ellipsis or isinstance(e, (slice, Tensor, Sequence)) or _is_array(e)
+            e is None
+            or e is Ellipsis
+            or isinstance(e, (slice, Tensor, Sequence))
+            or type(e).__name__ == "ndarray"
             for e in index
         )
     )
-
-
-def _is_array(entry: Any) -> bool:
-    return type(entry).__name__ == "ndarray"
 
 
 def _consumed(entry: Any) -> int:

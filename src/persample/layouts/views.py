@@ -114,6 +114,14 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 def reach(shape: torch.Size, stride: tuple[int, ...]) -> int:
     """How many elements of memory there are from a tensor's first to its last."""
-    if 0 in shape:
-        return 0
-    return 1 + sum((s - 1) * t for s, t in zip(shape, stride, strict=True))
+    return 0 if 0 in shape else 1 + sum((s - 1) * t for s, t in zip(shape, stride, strict=True))
+
+
+def overlaps(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether one element may stand for several (an expanded tensor, overlapping windows)."""
+    far = 1
+    for step, size in sorted(zip(stride, shape, strict=True)):
+        if size > 1 and step < far:
+            return True
+        far = max(far, step * (size - 1) + far)
+    return False

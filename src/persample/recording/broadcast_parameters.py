@@ -22,11 +22,9 @@ from torch.utils._pytree import tree_map_only
 
 from ..errors import UsageError
 from ..guards.guards import Guards
-from ..layouts import Operator, collect
-from ..layouts.layout import Layout, closed
+from ..layouts import Layout, Operator, closed, collect
 from ..run_state import RandomState
-from ..uses.context import Context
-from ..uses.tensor_states import version
+from ..uses import Context, version
 from .replayable_calls import Again, Call, Origin, differs, fits, laid_out, rooted
 from .roles import Coloured, Roles
 
@@ -66,14 +64,13 @@ class Repeats:
             return
         if operator.inplace or "out" in kwargs or _stateful(operator):
             return
-        outs: list[Tensor] = []
-        collect(out, outs)
+        outs = collect(out)
         if any(is_lazy(tensor) for tensor in (*owned, *constants)):
             return
         if any(tensor.layout is not torch.strided or tensor.is_nested for tensor in outs):
             return
         call = self._root(operator, args, out, n)
-        plain = call is not None and self._is_view(out)
+        plain = call is not None and id(out._base) in context.parameters.slots  # its own view
         if call is None:
             call = self._later(func, args, kwargs, [*owned, *constants], n)
         if call is None:
@@ -82,9 +79,6 @@ class Repeats:
         for index, tensor in enumerate(outs):
             if tensor.requires_grad and id(tensor) not in given:
                 self._put(tensor, Origin(call, index, [*owned, *constants], plain=plain))
-
-    def _is_view(self, out: Tensor) -> bool:
-        return out._base is not None and id(out._base) in self._context.parameters.slots
 
     def _put(self, tensor: Tensor, origin: Origin) -> None:
         key, known = id(tensor), self.known
@@ -181,10 +175,9 @@ class Repeats:
 
     def _run(self, origin: Origin, tensor: Tensor) -> Tensor | None:
         swap = self._swapped(origin.seen)
-        outs: list[Tensor] = []
         try:
             with origin.surroundings(), self._context.mode:
-                collect(origin.call(swap), outs)
+                outs = collect(origin.call(swap))
                 if origin.index >= len(outs):
                     return None
                 found = laid_out(outs[origin.index], tensor)
@@ -240,8 +233,7 @@ class Repeats:
         Who writes to a view writes to the tensor that it is a view of.
         """
         operator, _, _, _, out = call
-        outs: list[Tensor] = []
-        collect(out, outs)
+        outs = collect(out)
         if not all(self._apart(t) or self._constant(t) for t in outs):
             return False
         if operator.aliasing:

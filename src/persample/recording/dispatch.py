@@ -13,21 +13,34 @@ from ..backward.passes import Passes
 from ..backward.user_backward import ENGINE, expect_reached, run_backward, run_grad, run_nested
 from ..errors import Reason, from_torch, from_us, here
 from ..guards.guards import Guards
-from ..layouts import COND, NEEDS_GRAD, SET_DATA, ZEROS, Operator, collect, separate_by_zeros
-from ..layouts.layout import CONSTANT, Additive, Constant, Earlier, Layout, Mixed, State, closed
+from ..layouts import (
+    COND,
+    CONSTANT,
+    NEEDS_GRAD,
+    SET_DATA,
+    ZEROS,
+    Additive,
+    Constant,
+    Earlier,
+    Layout,
+    Mixed,
+    Operator,
+    State,
+    closed,
+    collect,
+    separate_by_zeros,
+)
 from ..modes import entered, kept
-from ..uses.context import Context
-from ..uses.tensor_states import Derived, same, transformed, unseen
+from ..uses import Context, Derived, same, transformed, unseen
 from .broadcast_parameters import NOTHING, Repeats
 from .follower import Follower
-from .layout_memory import layouts_of
 from .learner import Learner
 from .program import Cursor
-from .result_states import Marking
+from .result_states import Marking, layouts_of
 from .roles import Coloured, Roles, Sorting, Transformed
 from .use_capture import capture_use, not_per_sample
+from .user_code.backward_code import follow_hook
 from .user_code.custom_functions import CustomFunctions
-from .user_code.tensor_hooks import follow_hook
 
 
 class Dispatch:
@@ -70,9 +83,7 @@ class Dispatch:
             roles = self._sorted(operator, args, kwargs)
         except Transformed:  # what comes out of the transform belongs to no sample
             self._context.user_code.transforming = True
-            tensors: list[Tensor] = []
-            collect([args, kwargs], tensors)
-            self._guards.numbers.note_transformed(tensors)
+            self._guards.numbers.note_transformed(collect([args, kwargs]))
             return func(*args, **kwargs)
         owned, wanted = roles.owned, torch.is_grad_enabled()
         self._states.batches = roles.all_batches()
@@ -150,9 +161,7 @@ class Dispatch:
             return NOTHING
         if any(self._context.written.holds(tensor) for tensor, _ in coloured):
             return NOTHING  # through .data, perhaps
-        outs: list[Tensor] = []
-        collect(out, outs)
-        return [earlier if tensor.requires_grad else None for tensor in outs]
+        return [earlier if tensor.requires_grad else None for tensor in collect(out)]
 
     def _of_the_graph(
         self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
@@ -305,8 +314,7 @@ class Dispatch:
         n = self._states.n or 0
         found = separate_by_zeros(operator, args, kwargs, out, roles.coloured, n)
         if found is not None:
-            tensors: list[Tensor] = []
-            collect([*args, *kwargs.values()], tensors)
+            tensors = collect([*args, *kwargs.values()])
             samples = {id(t) for t, state in roles.coloured if isinstance(state, Layout)}
             self._guards.separated_by_zeros(
                 operator.name,

@@ -15,10 +15,8 @@ import torch
 from torch import Tensor, is_grad_enabled, is_inference_mode_enabled, nn
 
 from ..guards.guards import Guards
-from ..layouts.layout import State
-from ..uses.context import Context
-from ..uses.results import Known
-from ..uses.tensor_states import Derived
+from ..layouts import State
+from ..uses import Context, Derived, Known
 from .program import (
     Cursor,
     OfConstant,

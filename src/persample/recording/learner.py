@@ -9,12 +9,8 @@ import torch
 from torch import Tensor
 
 from ..errors import here
-from ..layouts import Operator
-from ..layouts.layout import Layout
-from ..uses.context import Context
-from ..uses.results import Known
-from ..uses.signature import Kind
-from ..uses.tensor_states import EXCLUDED, SELECTED, Derived
+from ..layouts import Layout, Operator
+from ..uses import EXCLUDED, SELECTED, Context, Derived, Kind, Known
 from .follower import CLASSES, Follower
 from .program import (
     Cursor,

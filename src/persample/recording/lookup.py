@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from ..backward.loss_checks import of_constants
 from ..errors import Reason, here
 from ..guards.extracted_numbers import ExtractedNumbers
-from ..layouts.layout import CONSTANT, Earlier, Mixed, State
-from ..uses.context import Context
-from ..uses.parameters import Modules
-from ..uses.tensor_states import EXCLUDED, SELECTED, Derived, gained_history, transformed
+from ..layouts import CONSTANT, Earlier, Mixed, State
+from ..uses import EXCLUDED, SELECTED, Context, Derived, Modules, gained_history, transformed
 from .tensor_subclasses import behind
 from .user_code.custom_functions import CustomFunctions
 
@@ -94,7 +90,7 @@ class Lookup:
         )
         fix = 'compute it inside the block, or record(..., unproven="loop")'
         graph = node is not None and node.name().startswith("torch::jit")
-        if graph or _scripted(self._modules):
+        if graph or any(isinstance(m, torch.jit.ScriptModule) for _, m in self._modules):
             why += f": in TorchScript (scripted or traced code){'' if graph else ', perhaps'}"
             fix = 'record what was scripted or traced, or record(..., unproven="loop")'
         kind, start = Mixed, self._context.user_code.start
@@ -110,7 +106,3 @@ class Lookup:
                 'mapped); or record(..., unproven="loop")'
             )
         return kind(Reason("an unseen operator", why, (tuple(tensor.shape),), here(), fix))
-
-
-def _scripted(modules: Sequence[tuple[str, torch.nn.Module]]) -> bool:
-    return any(isinstance(module, torch.jit.ScriptModule) for _, module in modules)

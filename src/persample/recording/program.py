@@ -19,12 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import Place
-from ..layouts import Operator
-from ..layouts.layout import Layout
-from ..uses.context import Context
-from ..uses.results import Known
-from ..uses.signature import Kind
-from ..uses.tensor_states import Derived
+from ..layouts import Layout, Operator
+from ..uses import Context, Derived, Kind, Known
 
 _LIMIT = 1 << 14  # steps that are learned of one model
 _BESIDE = 32  # steps that may follow one step
@@ -187,10 +183,7 @@ class Program:
 
     def root(self, signature: Any) -> Step:
         """Where the steps of recordings with this signature begin."""
-        found = self._roots.get(signature)
-        if found is None:
-            found = self._roots[signature] = Step(None)
-        return found
+        return self._roots.setdefault(signature, Step(None))
 
     def add(self, after: Step, step: Step) -> None:
         """A step was learned; where too many are known, all are forgotten."""
@@ -208,10 +201,7 @@ _PROGRAMS: weakref.WeakKeyDictionary[nn.Module, Program] = weakref.WeakKeyDictio
 
 def program_of(model: nn.Module) -> Program:
     """What was learned of a model; forgotten with it."""
-    found = _PROGRAMS.get(model)
-    if found is None:
-        found = _PROGRAMS[model] = Program()
-    return found
+    return _PROGRAMS.setdefault(model, Program())
 
 
 class Cursor:

@@ -12,26 +12,20 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode
 
 from ..backward.collector import Collector
-from ..backward.consumers.kept import Kept
+from ..backward.consumers.consumer import Consumer, Kept
 from ..backward.consumers.lean import Lean
-from ..backward.consumers.protocol import Consumer
 from ..backward.passes import Passes
 from ..distributed import find_processes
 from ..errors import UsageError
 from ..guards.guards import Guards
 from ..inputs.inputs import Inputs
-from ..layouts import Operator, find
-from ..layouts.layout import Additive, Layout, Mixed
+from ..layouts import Additive, Layout, Mixed, Operator, find
 from ..modes import above, below
-from ..uses.context import Context
-from ..uses.options import Options
-from ..uses.parameters import Parameters, Params, modules_of
-from ..uses.tensor_states import unseen
-from .compiled_code import as_before, eagerly
+from ..uses import Context, Options, Parameters, Params, modules_of, unseen
 from .dispatch import Dispatch
 from .follower import MISSED
+from .hidden_code import as_before, as_written
 from .lookup import Lookup
-from .mapped_functions import follow_maps, leave_maps
 from .tensor_subclasses import overridden, override
 from .user_code.custom_functions import CustomFunctions
 
@@ -100,24 +94,19 @@ class Recording:
         self._custom = CustomFunctions(context, guards.numbers)
         context.look = lookup = Lookup(context, self._custom, guards.numbers, modules)
         self._calls = Dispatch(context, guards, self.passes, self._custom)
-        self._mode = context.mode = Mode(context, guards, self._calls, lookup)
+        self.mode = context.mode = Mode(context, guards, self._calls, lookup)
         self._entered = False
 
     def intercept(self, function: Intercept) -> None:
         """Let a function answer calls first; NotImplemented leaves them to the recorder."""
-        self._mode.intercept = function
-
-    @property
-    def mode(self) -> TorchFunctionMode:
-        """Sees every torch call while the block is open."""
-        return self._mode
+        self.mode.intercept = function
 
     def watches(self) -> bool:
         """Whether it sees the calls of this thread, and follows them forward."""
         context = self.context
         if context.options.native or context.backward.busy or not torch.is_grad_enabled():
             return False
-        return any(mode is self._mode for mode in _get_current_function_mode_stack())
+        return any(mode is self.mode for mode in _get_current_function_mode_stack())
 
     def holds_samples(self, tensor: Tensor) -> bool:
         """Whether a tensor holds samples."""
@@ -148,11 +137,10 @@ class Recording:
         self._claim({id(module) for module in self.modules})
         self._entered = True
         try:
-            eagerly(self)
-            follow_maps(self)
+            as_written(self)
             self.inputs.install(self.modules)
-            modes = below(self._mode)
-            self._mode.__enter__()
+            modes = below(self.mode)
+            self.mode.__enter__()
             above(modes)
         except BaseException:
             self._leave()
@@ -173,16 +161,15 @@ class Recording:
         """Stop seeing torch calls."""
         try:
             others = []
-            while _get_current_function_mode_stack()[-1] is not self._mode:
+            while _get_current_function_mode_stack()[-1] is not self.mode:
                 others.append(_pop_mode())  # open around the block, or left open inside it
-            self._mode.__exit__(kind, value, trace)
+            self.mode.__exit__(kind, value, trace)
             above(others)
         finally:
             self._leave()
 
     def _leave(self) -> None:
         as_before(self)
-        leave_maps(self)
         self.inputs.remove()
         with _LOCK:
             _OPEN[:] = [(owner, ids) for owner, ids in _OPEN if owner() not in (None, self)]

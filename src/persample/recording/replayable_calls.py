@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..layouts import Operator, propagate
-from ..layouts.layout import Layout, ids_of
+from ..layouts import Layout, Operator, ids_of, propagate
 from ..run_state import current_autocast
-from ..uses.tensor_states import version
+from ..uses import version
 from .roles import Coloured
 
 _EXPANDS = frozenset(("expand", "expand_as", "broadcast_to"))

@@ -1,4 +1,7 @@
-"""What is known of a call's results once it has run: marks, memory, parameters behind them."""
+"""What is known of a call's results: where samples go, marks, memory, parameters behind them.
+
+Where shapes and closed layouts alone decide where the samples go, it is remembered.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,13 @@ import torch
 from torch import Tensor
 
 from ..guards.guards import Guards
-from ..layouts import Operator, collect
-from ..layouts.layout import CONSTANT, PURE, Layout, State
-from ..uses.context import Context
-from ..uses.tensor_states import EXCLUDED, SELECTED, Derived, Mark, same, version
-from ..uses.use import Lookup
+from ..layouts import CONSTANT, PURE, Additive, Layout, Operator, State, collect, propagate
+from ..uses import EXCLUDED, SELECTED, Context, Derived, Lookup, Mark, same, version
 from .roles import Coloured, Roles
+
+_MEMORY: dict[tuple[Any, ...], Any] = {}
+_LIMIT = 1 << 14
+_UNKNOWN = object()
 
 
 class Marking:
@@ -31,8 +35,7 @@ class Marking:
         self, operator: Operator, out: Any, states: Any, coloured: Coloured, *, written: bool
     ) -> None:
         """Mark an operator's results; ``written``: they were there before."""
-        outs: list[Tensor] = []
-        collect(out, outs)
+        outs = collect(out)
         each = states if isinstance(states, list) else [states] * len(outs)
         for tensor, state in zip(outs, each, strict=True):
             if state is None and _has_history(tensor):
@@ -85,9 +88,7 @@ class Marking:
     ) -> None:  # fmt: skip
         """It has run: mark what it made."""
         owned = roles.owned
-        outs: list[Tensor] = []
-        collect(out, outs)
-        for tensor in outs:
+        for tensor in collect(out):
             if tensor.requires_grad and id(tensor) not in self._slots:
                 if operator.inplace:
                     self._states.rewrite(tensor, derived, changed=True)
@@ -142,6 +143,37 @@ def _made(
     if operator.inplace or "out" in kwargs or tensor.requires_grad:
         return False
     base = tensor._base
-    if base is None:
-        return True
-    return not operator.aliasing and all(base is not t and base is not t._base for t in given)
+    return base is None or (
+        not operator.aliasing and all(base is not t and base is not t._base for t in given)
+    )
+
+
+def layouts_of(
+    n: int, operator: Operator, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
+    out: Any, roles: Roles,
+) -> Any:  # fmt: skip
+    """The states of a call's results."""
+    key, found = roles.key, _UNKNOWN
+    if key is not None:
+        try:
+            found = _MEMORY.get(key, _UNKNOWN)
+        except TypeError:  # an argument that cannot be compared
+            key = None
+    if found is _UNKNOWN:
+        found = propagate(operator, func, args, kwargs, out, roles.coloured, n)
+        if key is not None and _lasting(found):
+            if len(_MEMORY) >= _LIMIT:
+                _MEMORY.clear()
+            _MEMORY[key] = found
+    return found
+
+
+def _lasting(states: Any) -> bool:
+    """Whether states hold for every call with the same key: no reasons, no tensors in them."""
+    each = states if isinstance(states, list) else [states]
+    return all(
+        state is None
+        or (isinstance(state, Layout) and state.ids is None and state.coupled is None)
+        or (isinstance(state, Additive) and state.coupled is None)
+        for state in each
+    )

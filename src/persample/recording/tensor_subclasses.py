@@ -14,11 +14,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ..layouts import collect
-from ..layouts.layout import State
-from ..layouts.views import place_of
-from ..uses.context import Context
-from ..uses.tensor_states import Derived, TensorStates
+from ..layouts import State, collect, place_of
+from ..uses import Context, Derived, TensorStates
 
 
 @functools.lru_cache(maxsize=256)
@@ -41,7 +38,7 @@ class _Listening(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        collect((args, out), self.seen)
+        self.seen += collect((args, out))
         return out
 
 
@@ -53,7 +50,7 @@ def override(
     ``seen``: what such code met, while it runs.
     """
     outermost = not seen
-    collect((args, kwargs), seen)
+    seen += collect((args, kwargs))
     try:
         with context.mode, _Listening(seen):
             for kind in kinds:
@@ -63,9 +60,7 @@ def override(
             else:
                 names = ", ".join(kind.__name__ for kind in kinds)
                 raise TypeError(f"no implementation of {func} was found for {names}")
-        results: list[Tensor] = []
-        collect(found, results)
-        for result in results:
+        for result in collect(found):
             context.look(result)
     finally:
         if outermost:

@@ -11,20 +11,36 @@ from torch._C import _is_any_autocast_enabled
 from torch.autograd import forward_ad
 
 from ..errors import Reason, here
-from ..layouts import Operator, collect
-from ..layouts.layout import CONSTANT, Additive, Constant, Layout, Mixed, State, closed
-from ..layouts.unowned_rows import assign_owners
+from ..layouts import (
+    CONSTANT,
+    Additive,
+    Constant,
+    Layout,
+    Mixed,
+    Operator,
+    State,
+    assign_owners,
+    closed,
+    collect,
+)
 from ..run_state import RandomState, current_autocast, fingerprint
-from ..uses.context import ANCHOR, Context
-from ..uses.operands import operand_of
-from ..uses.signature import Kind, taken_apart, tapped
-from ..uses.tap import Tap, hook
-from ..uses.tensor_states import Derived, same
-from ..uses.use import Operand, Use
-from .layout_memory import layouts_of
+from ..uses import (
+    ANCHOR,
+    Context,
+    Derived,
+    Kind,
+    Operand,
+    Tap,
+    Use,
+    hook,
+    same,
+    taken_apart,
+    tapped,
+)
 from .program import UsePlan
 from .recurrent import CELLS, cell, request, unroll
-from .roles import Coloured, Roles
+from .result_states import layouts_of
+from .roles import Coloured, Roles, operand_of
 
 
 def capture_use(
@@ -213,8 +229,7 @@ def _tap(
         if followed is not None:
             context.states.put(followed, states)
             return followed
-    outs: list[Tensor] = []
-    collect(result, outs)
+    outs = collect(result)
     each = list(states) if isinstance(states, list) else [states] * len(outs)
     each = [_checked(operator, out, state) for out, state in zip(outs, each, strict=True)]
     # a result that is not followed is tapped too: a gradient that reaches it is refused

@@ -1,21 +1,17 @@
 """Rules: how a use's per-sample gradients are represented. ``generic`` serves every operator."""
 
 from . import (  # noqa: F401  (importing a family fills the table)
-    arithmetic,
+    broadcast,
+    contraction,
     convolution,
     distance,
-    einsum,
     embedding,
-    experts,
-    indexing,
     linear,
     normalization,
-    writing,
 )
-from .by_sample import Unsuited
 from .expanded_copies import by_expanded_copies
 from .generic import generic
-from .table import RULES, Forms, OfTable, Rule
+from .table import RULES, Forms, OfTable, Rule, Unsuited
 
 __all__ = [
     "RULES",

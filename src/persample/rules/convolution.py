@@ -8,10 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..forms import Dense, Form, Geometry, Patches, wide
-from ..layouts.layout import Layout
-from ..uses.use import Firing, Operand, Use
-from .by_sample import Unsuited, only_output
-from .table import Forms, rule
+from ..layouts import Layout
+from ..uses import Firing, Operand, Use
+from .table import Forms, Unsuited, only_output, rule
 
 _ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 _TRANSPOSED = (*_ARGUMENTS[:5], "output_padding", "groups", "dilation")

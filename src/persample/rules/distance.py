@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from ..forms import Dense, Replay, wide
-from ..layouts.layout import remap
-from ..uses.use import Firing, Use
-from .by_sample import Unsuited, by_sample, only_output
-from .table import Forms, rule
+from ..layouts import remap
+from ..uses import Firing, Use
+from .table import Forms, Unsuited, by_sample, only_output, rule
 
 
 @rule("cdist")

@@ -12,12 +12,10 @@ import torch
 from torch import Tensor
 
 from ..forms import lift, scratch, wide
-from ..layouts import POINTWISE, find, propagate
-from ..layouts.layout import Layout, State, closed, ids_of
-from ..uses.use import Firing, Operand, Use
+from ..layouts import POINTWISE, Layout, State, closed, find, ids_of, propagate
+from ..uses import Firing, Operand, Use
 from .broadcast import unbroadcast
-from .by_sample import Unsuited
-from .table import Forms
+from .table import Forms, Unsuited
 
 _BATCHED = frozenset(("scaled_dot_product_attention", "cdist"))  # matrices behind a batch's axes
 _AROUND = frozenset(("cosine_similarity", "pairwise_distance"))  # one axis is summed away

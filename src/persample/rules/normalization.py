@@ -10,10 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..forms import Dense, wide
-from ..layouts.layout import remap
-from ..uses.use import Firing, Use
-from .by_sample import Unsuited, by_sample, only_output
-from .table import Forms, rule
+from ..layouts import remap
+from ..uses import Firing, Use
+from .table import Forms, Unsuited, by_sample, only_output, rule
 
 _FEW = 8  # positions that are faster added up than multiplied by a row
 _PIECE = 1 << 17  # numbers that are multiplied at a time

@@ -1,12 +1,17 @@
-"""The table of rules: operator name -> how the gradients of its uses are represented."""
+"""What rules are written with: the table they are entered in, and tensors as (n, t, …)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
 from ..forms import Form, Rows
-from ..uses.use import Firing, Use
+from ..layouts import Layout, ids_of, place_in_groups
+from ..uses import Firing, Use
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,3 +37,74 @@ def rule(names: str) -> Callable[[Rule], Rule]:
         return function
 
     return register
+
+
+class Unsuited(Exception):
+    """A rule does not apply to this call; the generic rule does."""
+
+
+def only_output(use: Use, firing: Firing) -> tuple[Tensor, Layout]:
+    """The gradient of the first result, and its layout."""
+    grad = firing.grads[0]
+    if grad is None:
+        raise Unsuited
+    return grad, use.tapped.layouts[0]
+
+
+def by_sample(x: Tensor, layout: Layout, n: int, keep: int) -> Tensor:
+    """(n, t, *last ``keep`` axes); rows of no sample must be zero and are dropped."""
+    lead = x.dim() - keep
+    if layout.ids is not None:
+        if any(d >= lead for d in layout.axes) or lead <= 0:
+            raise Unsuited
+        if n == 1 and layout.ids.numel() == 1:
+            return x.reshape(1, -1, *x.shape[lead:])
+        return _rows_by_id(x, layout, n, lead)
+    axis, inner = layout.axis, layout.inner
+    if axis >= lead:
+        raise Unsuited
+    size = x.shape[axis]
+    if axis == 0 and size == n and n and lead <= 2:
+        return x if lead == 2 else x.unsqueeze(1)
+    if n == 0 or x.numel() == 0:
+        return x.new_zeros((n, math.prod(x.shape[:lead]) // max(n, 1), *x.shape[lead:]))
+    if axis == 0 and size == n * inner:
+        return x.reshape(n, -1, *x.shape[lead:])
+    outer = size // (n * inner)
+    split = x.reshape(*x.shape[:axis], outer, n, inner, *x.shape[axis + 1 :])
+    return split.movedim(axis + 1, 0).reshape(n, -1, *x.shape[lead:])
+
+
+def factor(x: Tensor, layout: Layout, n: int) -> Tensor:
+    """(n, t, last axis), or (n, last axis) if t is 1: what an outer product is made of."""
+    if x.dim() == 2 and n and layout.ids is None and layout.axis == 0 and x.shape[0] == n:
+        return x
+    return by_sample(x, layout, n, 1)
+
+
+def _rows_by_id(x: Tensor, layout: Layout, n: int, lead: int) -> Tensor:
+    ids = row_ids(x, layout, n, lead)
+    rows = x.reshape(math.prod(x.shape[:lead]), *x.shape[lead:])
+    if ids.numel() == n and torch.equal(ids, torch.arange(n, device=ids.device)):
+        return rows.unsqueeze(1)
+    return pad_rows(rows, ids, n)
+
+
+def row_ids(x: Tensor, layout: Layout, n: int, lead: int) -> Tensor:
+    """The sample of every row when the first ``lead`` axes are flattened: (r,)."""
+    ids = ids_of(layout, x.shape, n, x.device)
+    if any(s != 1 for s in ids.shape[lead:]):
+        raise Unsuited
+    flat = ids.reshape(ids.shape[:lead])
+    return flat.expand(x.shape[:lead]).reshape(-1)
+
+
+def pad_rows(rows: Tensor, ids: Tensor, n: int) -> Tensor:
+    """Rows sorted by sample and filled up with zeros: (n, longest, …)."""
+    if bool((ids < 0).any()):
+        rows, ids = rows[ids >= 0], ids[ids >= 0]
+    place, sizes = place_in_groups(ids, n)
+    longest = int(sizes.max()) if n else 0
+    out = rows.new_zeros((n, max(longest, 1), *rows.shape[1:]))
+    out[ids, place] = rows
+    return out

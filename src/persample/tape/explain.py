@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..backward.collector import Collector
 from ..backward.consumers.lean import Lean, Told
 from ..errors import describe
 from ..forms import name_joined, within
 from ..forms.measure import Measure, measure_form
-from ..guards.extracted_numbers import ExtractedNumbers
-from ..inputs.inputs import Inputs, Seen
-from ..uses.context import Context
-from ..uses.use import Operand, Use
-from .parameter_forms import ParameterForms
+from ..inputs.inputs import Seen
+from ..recording.recorder import Recording
+from ..uses import Operand, Use
+from .answers import ParameterForms
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,61 +106,51 @@ def readable(count: float) -> str:
     return f"{value:.1f} GiB"
 
 
-class Explainer:
-    """Collects the rows of an explanation."""
+def explain(recording: Recording, forms: ParameterForms | None) -> Explanation:
+    """Every use of every parameter; ``forms`` are those that were kept."""
+    context, inputs = recording.context, recording.inputs
+    parameters, aliases = context.parameters, context.parameters.aliases()
+    rows: list[UseRow] = []
+    reached: set[str] = set()
+    slow: dict[str, None] = {}
+    for use, operand, rule, measure in _measured_uses(recording, forms):
+        names = [n for n in recording.collector.sources(operand) if n in parameters.asked]
+        reached.update(names)
+        for name in names:
+            derived = "" if operand.name else " (derived)"
+            rows.append(_row(use, operand, rule, measure, name + derived, aliases.get(name, ())))
+        if rule == "generic":
+            slow[
+                f"{use.operator} at {describe(use.place)}: no rule of its own, so its "
+                "backward runs once per sample"
+            ] = None
+    lines = [_ambiguity(seen, inputs.dim, context.n) for seen in inputs.seen]
+    return Explanation(
+        n=context.n,
+        uses=tuple(rows),
+        without_gradient=tuple(name for name in parameters.asked if name not in reached),
+        slow=tuple(slow),
+        ambiguous=tuple(line for line in lines if line),
+        kept_bytes=0 if forms is None else forms.held(),
+        numbers=tuple(recording.guards.numbers.listed()),
+    )
 
-    def __init__(
-        self, context: Context, inputs: Inputs, collector: Collector, numbers: ExtractedNumbers
-    ) -> None:
-        self._context, self._inputs, self._collector = context, inputs, collector
-        self._numbers = numbers
 
-    def explain(self, forms: ParameterForms | None) -> Explanation:
-        """Every use of every parameter; ``forms`` are those that were kept."""
-        parameters = self._context.parameters
-        aliases = parameters.aliases()
-        rows: list[UseRow] = []
-        reached: set[str] = set()
-        slow: dict[str, None] = {}
-        for use, operand, rule, measure in self._measured_uses(forms):
-            names = [n for n in self._collector.sources(operand) if n in parameters.asked]
-            reached.update(names)
-            for name in names:
-                derived = "" if operand.name else " (derived)"
-                rows.append(
-                    _row(use, operand, rule, measure, name + derived, aliases.get(name, ()))
-                )
-            if rule == "generic":
-                slow[
-                    f"{use.operator} at {describe(use.place)}: no rule of its own, so its "
-                    "backward runs once per sample"
-                ] = None
-        lines = [_ambiguity(seen, self._inputs.dim, self._context.n) for seen in self._inputs.seen]
-        return Explanation(
-            n=self._context.n,
-            uses=tuple(rows),
-            without_gradient=tuple(name for name in parameters.asked if name not in reached),
-            slow=tuple(slow),
-            ambiguous=tuple(line for line in lines if line),
-            kept_bytes=0 if forms is None else forms.held(),
-            numbers=tuple(self._numbers.listed()),
-        )
-
-    def _measured_uses(self, forms: ParameterForms | None) -> Iterator[Told]:
-        """What was kept, and how each parameter's norms would be computed."""
-        consumer = self._collector.consumer
-        if isinstance(consumer, Lean):
-            yield from consumer.told
-        if forms is None or not forms.contributions:
-            return
-        whole = forms.forms(self._context.parameters.selected)
-        with within(self._context.options.budget):
-            joined = name_joined(whole)
-            for entry in forms.contributions:
-                name = next(iter(self._collector.sources(entry.operand)), "")
-                mine, way = whole.get(name, entry.form), joined.get(name, "")
-                measure = measure_form(entry.form, mine, joined=way)
-                yield entry.use, entry.operand, entry.rule, measure
+def _measured_uses(recording: Recording, forms: ParameterForms | None) -> Iterator[Told]:
+    """What was kept, and how each parameter's norms would be computed."""
+    context, collector = recording.context, recording.collector
+    if isinstance(collector.consumer, Lean):
+        yield from collector.consumer.told
+    if forms is None or not forms.contributions:
+        return
+    whole = forms.forms(context.parameters.selected)
+    with within(context.options.budget):
+        joined = name_joined(whole)
+        for entry in forms.contributions:
+            name = next(iter(collector.sources(entry.operand)), "")
+            mine, way = whole.get(name, entry.form), joined.get(name, "")
+            measure = measure_form(entry.form, mine, joined=way)
+            yield entry.use, entry.operand, entry.rule, measure
 
 
 def _row(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UsageError
-from ..layouts.views import reach
+from ..layouts import overlaps, reach
 from ..validation import shown
 
 
@@ -40,18 +40,8 @@ def _fits(buffer: Any, shape: tuple[int, ...], parameter: Tensor) -> bool:
         and buffer.device == parameter.device
         and not buffer.requires_grad
         and buffer.layout is torch.strided
-        and (buffer.is_contiguous() or not _repeats(buffer))
+        and (buffer.is_contiguous() or not overlaps(buffer.shape, buffer.stride()))
     )
-
-
-def _repeats(tensor: Tensor) -> bool:
-    """Whether one element may stand for several (an expanded tensor, overlapping windows)."""
-    reach = 1
-    for step, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1 and step < reach:
-            return True
-        reach = max(reach, step * (size - 1) + reach)
-    return False
 
 
 def _expect_no_overlap(buffers: Mapping[str, Tensor]) -> None:

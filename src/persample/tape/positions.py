@@ -23,12 +23,10 @@ from ..backward.contribution import Contribution, table_behind
 from ..backward.rule_choice import forms_of
 from ..errors import UsageError, describe
 from ..forms import Dense, Form, Joint, Patches, Pixels, Rows, shares, total, wide
-from ..layouts.layout import Layout
-from ..layouts.operator_facts import CUSTOM
+from ..layouts import CUSTOM, Layout
 from ..rules import OfTable
-from ..rules.einsum import parameter_axes
-from ..uses.context import Context
-from ..uses.use import Firing, Use
+from ..rules.contraction import parameter_axes
+from ..uses import Context, Firing, Use
 
 _CHANNELS = frozenset(
     """conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d group_norm
@@ -149,103 +147,101 @@ def _split_positions(form: Form | OfTable | None, firing: Firing, at: Split, n: 
     return None
 
 
-class Positions:
-    """Answers what each position contributes, from what was kept of each use."""
-
-    def __init__(self, context: Context, collector: Collector) -> None:
-        self._context, self._collector = context, collector
-
-    def contributions(
-        self, kept: Sequence[Contribution], names: Sequence[str],
-        direction: Mapping[str, Tensor] | None, n: int,
-    ) -> Tensor:  # fmt: skip
-        """(n, T): shares of ‖gᵢ‖², or of ⟨gᵢ, V⟩."""
-        wanted, sources = set(names), self._collector.sources
-        chosen = [e for e in kept if wanted.intersection(sources(e.operand))]
-        splits, count = self._common_split(chosen, n)
-        out = torch.zeros(n, count)
-        for name in names if n and count else ():  # one parameter's pieces at a time
-            forms = []
-            for entry, where in zip(chosen, splits, strict=True):
-                if name in sources(entry.operand):
-                    fine = self._finer(entry, where, n)
-                    forms += [form for _, form in self._collector.attached(fine, {name})]
-            if any(isinstance(form, Joint) for form in forms):
-                raise UsageError(
-                    f"{name!r} has a hook, or a custom function, between it and where it was used",
-                    why="what that makes of a sample's gradient is not the sum over its positions",
-                    fix="leave it out: tape.positions(params=lambda name: ...)",
-                )
-            if forms:
-                form = total(forms)
-                if direction is None:
-                    found = shares(form, n)
-                else:
-                    found = form.dot(direction[name].detach()).view(n, count)
-                out = out.to(found.device) + found
-        return out
-
-    def _finer(self, entry: Contribution, splits: list[Split | None], n: int) -> Contribution:
-        """One contribution with the form of all gᵢₜ."""
-        use, firing, rules = entry.use, entry.firing, self._context.options.rules
-        assert firing is not None
-        at = entry.operand.position
-        where = next(k for k, o in enumerate(use.operands) if o.position == at)
-        first = next(s for s in splits if s is not None)
-        if use.operator == "embedding" or use.operator.startswith("conv"):
-            forms, _ = forms_of(use, firing, n, rules, positions=True)
-            found = _split_positions(forms[where], firing, first, n)
-            if found is not None:
-                return replace(entry, form=found)
-        device = entry.operand.value.device
-        layouts = [
-            layout if s is None else Layout(0, 1, s.ids.to(device))
-            for layout, s in zip(use.out_layouts, splits, strict=True)
-        ]
-        finer = copy(use)
-        finer.tapped = replace(use.tapped, layouts=layouts)
-        forms, _ = forms_of(finer, firing, n * first.count, rules, positions=True)
-        form, operand = forms[where], use.operands[where]
-        assert form is not None
-        if isinstance(form, OfTable):
-            table = table_behind(operand, self._context.parameters.selected)
-            return replace(entry, operand=table, form=form.rows)
-        # the rule before may have answered for the table
-        return replace(entry, operand=operand, form=form)
-
-    def _common_split(
-        self, entries: Sequence[Contribution], n: int
-    ) -> tuple[list[list[Split | None]], int]:
-        """The splits of all entries; refused where they have different lengths, or none."""
-        found: list[list[Split | None]] = []
-        lengths: dict[int, list[str]] = {}
-        for entry in entries:
-            name = self._collector.sources(entry.operand)[0]
-            if entry.firing is None:
-                raise UsageError(
-                    "positions were not kept",
-                    why="biases and norm layers are summed over positions as soon as possible",
-                    fix="record(model, positions=True)",
-                )
-            try:
-                if not n:
-                    return [], 0
-                splits = splits_of(entry.use, entry.firing, n)
-            except Placeless as none:
-                raise UsageError(
-                    f"{name!r} has no positions where {entry.use.operator} used it: {none}",
-                    where=describe(entry.use.place),
-                    fix="leave it out: tape.positions(params=lambda name: ...)",
-                ) from None
-            found.append(splits)
-            lengths.setdefault(next(s.count for s in splits if s is not None), []).append(name)
-        if len(lengths) > 1:
-            counts = "; ".join(f"{k} of {v[0]!r} and {len(v) - 1} more" for k, v in lengths.items())
+def contributions(
+    context: Context, collector: Collector, kept: Sequence[Contribution], names: Sequence[str],
+    direction: Mapping[str, Tensor] | None, n: int,
+) -> Tensor:  # fmt: skip
+    """(n, T): shares of ‖gᵢ‖², or of ⟨gᵢ, V⟩."""
+    wanted, sources = set(names), collector.sources
+    chosen = [e for e in kept if wanted.intersection(sources(e.operand))]
+    splits, count = _common_split(collector, chosen, n)
+    out = torch.zeros(n, count)
+    for name in names if n and count else ():  # one parameter's pieces at a time
+        forms = []
+        for entry, where in zip(chosen, splits, strict=True):
+            if name in sources(entry.operand):
+                fine = _finer(context, entry, where, n)
+                forms += [form for _, form in collector.attached(fine, {name})]
+        if any(isinstance(form, Joint) for form in forms):
             raise UsageError(
-                f"parameters were used with different numbers of positions: {counts}",
-                fix="ask for those that agree: tape.positions(params=lambda name: ...)",
+                f"{name!r} has a hook, or a custom function, between it and where it was used",
+                why="what that makes of a sample's gradient is not the sum over its positions",
+                fix="leave it out: tape.positions(params=lambda name: ...)",
             )
-        return found, next(iter(lengths), 0)
+        if forms:
+            form = total(forms)
+            if direction is None:
+                found = shares(form, n)
+            else:
+                found = form.dot(direction[name].detach()).view(n, count)
+            out = out.to(found.device) + found
+    return out
+
+
+def _finer(
+    context: Context, entry: Contribution, splits: list[Split | None], n: int
+) -> Contribution:
+    """One contribution with the form of all gᵢₜ."""
+    use, firing, rules = entry.use, entry.firing, context.options.rules
+    assert firing is not None
+    at = entry.operand.position
+    where = next(k for k, o in enumerate(use.operands) if o.position == at)
+    first = next(s for s in splits if s is not None)
+    if use.operator == "embedding" or use.operator.startswith("conv"):
+        forms, _ = forms_of(use, firing, n, rules, positions=True)
+        found = _split_positions(forms[where], firing, first, n)
+        if found is not None:
+            return replace(entry, form=found)
+    device = entry.operand.value.device
+    layouts = [
+        layout if s is None else Layout(0, 1, s.ids.to(device))
+        for layout, s in zip(use.out_layouts, splits, strict=True)
+    ]
+    finer = copy(use)
+    finer.tapped = replace(use.tapped, layouts=layouts)
+    forms, _ = forms_of(finer, firing, n * first.count, rules, positions=True)
+    form, operand = forms[where], use.operands[where]
+    assert form is not None
+    if isinstance(form, OfTable):
+        table = table_behind(operand, context.parameters.selected)
+        return replace(entry, operand=table, form=form.rows)
+    # the rule before may have answered for the table
+    return replace(entry, operand=operand, form=form)
+
+
+def _common_split(
+    collector: Collector, entries: Sequence[Contribution], n: int
+) -> tuple[list[list[Split | None]], int]:
+    """The splits of all entries; refused where they have different lengths, or none."""
+    found: list[list[Split | None]] = []
+    lengths: dict[int, list[str]] = {}
+    for entry in entries:
+        name = collector.sources(entry.operand)[0]
+        if entry.firing is None:
+            raise UsageError(
+                "positions were not kept",
+                why="biases and norm layers are summed over positions as soon as possible",
+                fix="record(model, positions=True)",
+            )
+        try:
+            if not n:
+                return [], 0
+            splits = splits_of(entry.use, entry.firing, n)
+        except Placeless as none:
+            raise UsageError(
+                f"{name!r} has no positions where {entry.use.operator} used it: {none}",
+                where=describe(entry.use.place),
+                fix="leave it out: tape.positions(params=lambda name: ...)",
+            ) from None
+        found.append(splits)
+        lengths.setdefault(next(s.count for s in splits if s is not None), []).append(name)
+    if len(lengths) > 1:
+        counts = "; ".join(f"{k} of {v[0]!r} and {len(v) - 1} more" for k, v in lengths.items())
+        raise UsageError(
+            f"parameters were used with different numbers of positions: {counts}",
+            fix="ask for those that agree: tape.positions(params=lambda name: ...)",
+        )
+    return found, next(iter(lengths), 0)
 
 
 def no_positions() -> UsageError:

@@ -15,10 +15,10 @@ from ..distributed import Reduction
 from ..errors import UsageError
 from ..forms import Form
 from ..forms.sums import NoiseScale
-from ..guards.untrained import forget_untrained
+from ..guards.native_gradients import forget_untrained
 from ..inputs.user_marks import mark
 from ..recording.recorder import Recording
-from ..uses.parameters import Params
+from ..uses import Params
 from ..validation import (
     expect_coefficients,
     expect_direction,
@@ -27,16 +27,13 @@ from ..validation import (
     shown,
     unfit,
 )
-from . import inner_products, moments
-from .clipped_sum import clipped_sum, nonfinite
-from .clipping import Rule, flat
-from .explain import Explainer, Explanation
-from .lean_answers import LeanAnswers, nothing_kept
+from . import products
+from .answers import LeanAnswers, ParameterForms, nothing_kept
+from .clipping import Rule, clipped_sum, flat, nonfinite
+from .explain import Explanation, explain
 from .out_buffers import expect_buffers
-from .parameter_forms import ParameterForms
-from .positions import Positions, no_positions
-from .question import Question
-from .source import Grads, Source
+from .positions import contributions, no_positions
+from .question import Grads, Question, Source
 
 Answer = TypeVar("Answer")
 
@@ -59,8 +56,7 @@ class Tape:
         else:
             source = self._forms = ParameterForms(context, collector, recording.guards)
         self._question = Question(context, source)
-        self._positions = Positions(context, collector)
-        self._explainer = Explainer(context, recording.inputs, collector, recording.guards.numbers)
+        self._collector = collector
         self._warned = False
         weakref.finalize(self, _release, weakref.ref(recording))
 
@@ -143,7 +139,8 @@ class Tape:
     def explain(self) -> Explanation:
         """Every use, what is slow and why, parameters without gradient, ambiguous sizes."""
         self._open()
-        return self._explainer.explain(self._forms)
+        assert self._recording is not None
+        return explain(self._recording, self._forms)
 
     def close(self) -> None:
         """Release everything the tape holds. Queries raise afterwards."""
@@ -275,13 +272,13 @@ class Tape:
 
     def gram(self, *, params: Params = None) -> Tensor:
         """⟨gᵢ, gⱼ⟩ for every pair of samples: (n, n)."""
-        return self._ask(inner_products.gram, params)
+        return self._ask(products.gram, params)
 
     def cosine(self, *, params: Params = None) -> Tensor:
         """⟨gᵢ, gⱼ⟩ / ‖gᵢ‖‖gⱼ‖: (n, n); zero where a gradient is zero."""
-        products = self.gram(params=params)
+        found = self.gram(params=params)
         with self._answering():
-            return inner_products.cosine(products)
+            return products.cosine(found)
 
     def cross(self, other: Tape, *, params: Params = None) -> Tensor:
         """⟨gᵢ, hⱼ⟩ between this tape's samples and another's: (n, m).
@@ -294,7 +291,7 @@ class Tape:
                     f"cross takes another tape, got {shown(other)}",
                     fix="dots(direction) takes a dictionary of tensors",
                 )
-            return inner_products.cross(question, other._open(), question.names(params))
+            return products.cross(question, other._open(), question.names(params))
 
     def dots(self, direction: Mapping[str, Tensor], *, params: Params = None) -> Tensor:
         """⟨gᵢ, V⟩ for a direction ``{name: shape}``: (n,).
@@ -313,7 +310,7 @@ class Tape:
         with self._answering() as question:
             names, chosen = question.names(params), params is not None
             expect_direction(direction, names, question.selected, chosen=chosen, several=True)
-            return inner_products.dots(question, direction, names)
+            return products.dots(question, direction, names)
 
     def project(
         self,
@@ -335,7 +332,7 @@ class Tape:
             wanted, names = expect_projection(dim, seed), question.names(params)
             if scale is not None:
                 expect_direction(scale, names, question.selected, chosen=params is not None)
-            return inner_products.project(question, wanted, names, scale)
+            return products.project(question, wanted, names, scale)
 
     def positions(
         self, direction: Mapping[str, Tensor] | None = None, *, params: Params = None
@@ -369,24 +366,25 @@ class Tape:
                 question.source.ready()
                 raise nothing_kept() if forms is None else no_positions()
             forms.forms(())  # refuses what is no longer true
-            return self._positions.contributions(forms.contributions, names, direction, self.n)
+            kept, collector = forms.contributions, self._collector
+            return contributions(self._context, collector, kept, names, direction, self.n)
 
     # ------------------------------------------------------------------ moments
 
     def second_moment(self, *, params: Params = None) -> Grads:
         """meanᵢ gᵢ², element by element: ``{name: shape}``."""
-        return self._ask(moments.second_moment, params)
+        return self._ask(products.second_moment, params)
 
     def variance(self, *, params: Params = None) -> Grads:
         """The unbiased variance over samples, element by element: ``{name: shape}``."""
-        return self._ask(moments.variance, params)
+        return self._ask(products.variance, params)
 
     def noise_scale(self, *, params: Params = None) -> NoiseScale:
         """The simple gradient noise scale tr Σ / |G|², with its parts.
 
         With m = meanᵢ‖gᵢ‖² and N = ‖meanᵢ gᵢ‖²: tr Σ = n(m − N)/(n − 1), |G|² = N − tr Σ / n.
         """
-        return self._ask(moments.noise_scale, params)
+        return self._ask(products.noise_scale, params)
 
     # ------------------------------------------------------------------ optimizers
 
@@ -477,6 +475,4 @@ def _write_rows(
         if buffer is not None:
             return buffer.zero_()
         return torch.zeros(shape, dtype=parameter.dtype, device=parameter.device)
-    if buffer is not None:
-        return form.write(buffer)
-    return form.fresh().to(parameter.dtype)
+    return form.fresh().to(parameter.dtype) if buffer is None else form.write(buffer)

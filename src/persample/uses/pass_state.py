@@ -1,12 +1,17 @@
-"""What is known of the backward passes of a recording: of the one that runs, and of all so far."""
+"""What is known of backward: of its passes, and of code of the user's own that gradients pass."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
+import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import GradientEdge
 
+from ..autograd_graph import ends_in, nodes_of
 from ..errors import PersampleError, Reason
 
 
@@ -47,3 +52,71 @@ class PassState:
             yield
         finally:
             self.muted = before
+
+
+class UserCode:
+    """Facts that ``recording/user_code`` finds and others read."""
+
+    def __init__(self) -> None:
+        self.exposed = False  # gradients pass through hands that may write to them
+        self.reentrant = False  # a checkpoint runs its part of the graph by itself in backward
+        self.nested = False  # a user's torch.autograd.grad runs inside a backward pass
+        self.second_order = False  # a gradient was taken to be differentiated again
+        self.differentiable = False  # gradients by samples may be taken inside forward
+        self.transforming = False  # torch.func ran code that was not followed
+        self.by_hand: list[Any] = []  # nodes at which gradients of weights pass such code
+        self.vouched: list[Any] = []  # nodes of rules that write rows themselves
+        self.followed: dict[int, Any] = {}  # nodes of functions that are followed, by their ids
+        self.ends: list[Any] = []  # of these, the ones that take parameters
+        self.derived: list[Any] = []  # nodes of parameters' own graphs that functions take
+        self.returning: list[set[int]] = []  # parameters of functions whose backward runs
+        self.start = torch._C._autograd._get_sequence_nr()  # nodes of the block come later
+        self._walked: set[Any] = set()
+
+    def expose(self, tensor: Tensor) -> None:
+        """A leaf that is no parameter may need a gradient, and have a hook that writes to it."""
+        if tensor.requires_grad:
+            self.differentiable = True
+            self.exposed = self.exposed or bool(tensor._backward_hooks)
+
+    def find_behind(self, node: Any) -> None:
+        """Find functions in the graph of a weight whose results were not seen to become theirs.
+
+        A forward that enables gradients returns what has a history already.
+        """
+        waiting = [node]
+        while waiting:
+            at = waiting.pop()
+            if at is None or at in self._walked:
+                continue
+            self._walked.add(at)
+            if isinstance(at, BackwardCFunction) and at not in self.by_hand:
+                self.exposed = True
+                self.by_hand.append(at)
+            waiting += [into for into, _ in at.next_functions]
+
+    def returns(self, tensor: Tensor) -> bool:
+        """Whether the function whose backward runs is to return what reaches this tensor."""
+        if not self.returning:
+            return False
+        known = self.returning[-1]
+        return id(tensor) in known if tensor.is_leaf else ends_in(tensor.grad_fn, known)
+
+    def shares_graphs(self) -> bool:
+        """Whether a function's run goes on through graphs of parameters that other uses need."""
+        return any(
+            at in self._walked and not hasattr(at, "variable")
+            for node in self.derived
+            for at in nodes_of(node)
+        )
+
+    def edges(self) -> list[GradientEdge]:
+        """Functions of parameters: a pass that does not go on to these has to end in them."""
+        return [GradientEdge(node, 0) for node in self.ends]
+
+    def clear(self) -> None:
+        """Forget the nodes."""
+        for nodes in (self.by_hand, self.vouched, self.ends, self.derived):
+            nodes.clear()
+        self.followed.clear()
+        self._walked.clear()

@@ -10,7 +10,7 @@ import weakref
 
 from torch import Tensor
 
-from ..layouts.layout import Layout
+from ..layouts import Layout
 
 
 class Known:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from ..errors import Reason
-from ..layouts.layout import Layout
+from ..layouts import Layout
 
 
 @dataclass(slots=True)

@@ -4,6 +4,12 @@ The hook is the rule: it costs little and leaves the graph as torch built it. A 
 (:class:`Tap`) serves where there is no native node (no argument requires a gradient), where several
 results are tapped, and where saved-tensor hooks (activation checkpointing, offloading) decide how
 the arguments are kept.
+
+The gradient of a use by its data is a use of its own. Code that takes a gradient inside forward, to
+compute a loss with it (forces, Jacobians), makes the loss depend on a parameter once more: through
+the operator's derivative. That derivative is a function of the use's data, of the gradients of its
+results, and of the same parameters. If the samples are separate in the use, they are in its
+gradient.
 """
 
 from __future__ import annotations
@@ -15,9 +21,10 @@ import torch
 from torch import Tensor
 from torch._C._autograd import _top_saved_tensors_default_hooks as _saved_tensor_hooks
 
-from ..layouts.operator_facts import LATE, PRODUCTS
+from ..errors import Reason
+from ..layouts import LATE, PRODUCTS, Layout, closed
 from .context import ANCHOR
-from .gradient_use import gradient_use
+from .signature import Kind, Tapped, Template
 from .tensor_states import versions
 from .use import Use
 
@@ -59,6 +66,13 @@ class Before:
             self.saved = None
         return changed
 
+    def afterwards(self, found: Any, grads: tuple[Tensor | None, ...]) -> None:
+        """The same after the operator's own node has run, where rows are written out at once.
+
+        For operators that take their most memory while they compute the gradient of their input.
+        """
+        self(grads)
+
     def _gone(self) -> RuntimeError:
         """Why what was saved cannot be given back."""
         if self.saved is None:
@@ -70,22 +84,6 @@ class Before:
             f"an argument of {self.use.operator} was modified by an inplace operation after "
             "it was used, and is needed for gradients"
         )
-
-
-class After:
-    """Called after the operator's own node has run, where rows are written out at once.
-
-    For operators that take their most memory while they compute the gradient of their input.
-    """
-
-    __slots__ = ("before",)
-
-    def __init__(self, before: Before) -> None:
-        self.before = before
-
-    def __call__(self, found: Any, grads: tuple[Tensor | None, ...]) -> None:
-        """Hand the gradient to the use."""
-        self.before(grads)
 
 
 def hook(use: Use, result: Tensor, saved: Sequence[Tensor]) -> bool:
@@ -107,7 +105,7 @@ def hook(use: Use, result: Tensor, saved: Sequence[Tensor]) -> bool:
     before = Before(use, saved, made.output_nr, shape)
     context = use.context() if use.kind.operator in LATE else None
     if context is not None and context.backward.strict:
-        node.register_hook(After(before))
+        node.register_hook(before.afterwards)
     else:
         node.register_prehook(before)
     return True
@@ -179,3 +177,77 @@ def _by_data(
         data = [*saved[:count], *seeds, *saved[count:]]
         tapped: Any = Tap.apply(ANCHOR, made, len(data), False, *data, *found)
         return (tapped,) if len(found) == 1 else tapped
+
+
+class Gradient:
+    """Gradients by some arguments (``wanted``), given those of some results (``given``)."""
+
+    __slots__ = ("given", "use", "wanted")
+
+    def __init__(self, use: Use, wanted: list[int], given: list[int]) -> None:
+        self.use, self.wanted, self.given = use, wanted, given
+
+    def __call__(self, *leaves: Tensor) -> tuple[Tensor, ...]:
+        """Data, parameters, and gradients of results: run the operator again, and back."""
+        use, again = self.use, torch.is_grad_enabled()
+        count = len(use.kind.data)
+        end = count + len(use.operands)
+        with torch.enable_grad():
+            own = [_alias(t) if k in self.wanted else t for k, t in enumerate(leaves[:end])]
+            results = use.replay(own[:count], own[count:])
+            outs = [results[k] for k in self.given]
+            moved = [out.requires_grad for out in outs]
+            return torch.autograd.grad(
+                [out for out, moves in zip(outs, moved, strict=True) if moves],
+                [own[k] for k in self.wanted],
+                [g for g, moves in zip(leaves[end:], moved, strict=True) if moves],
+                create_graph=again,
+                materialize_grads=True,
+            )
+
+
+def _alias(tensor: Tensor) -> Tensor:
+    """A tensor of its own to take a gradient by: the same one may come as several arguments."""
+    return tensor.view_as(tensor) if tensor.requires_grad else tensor.detach().requires_grad_()
+
+
+def gradient_use(
+    use: Use, arguments: Sequence[Tensor], grads: Sequence[Tensor | None], wanted: list[int]
+) -> Use:
+    """The use that gives the gradients by wanted arguments: data first, then parameters."""
+    given = [k for k, grad in enumerate(grads) if grad is not None]
+    count, mine = len(use.kind.data), len(use.operands)
+    total = count + mine + len(given)
+    layouts = [*use.kind.layouts, *[None] * mine]
+    kind = Kind(
+        f"gradient of {use.operator}",
+        Template(None, total, ()),
+        list(range(count, count + mine)),
+        [*range(count), *range(count + mine, total)],
+        [*use.kind.layouts, *(use.out_layouts[k] for k in given)],
+    )
+    operands = [operand.moved(count + k) for k, operand in enumerate(use.operands)]
+    func = Gradient(use, wanted, given)
+    made = Use(use.context, kind, func, [None] * total, operands, use.place, use.batches)
+    made.closed = True
+    made.tapped = Tapped(
+        list(range(len(wanted))),
+        [layouts[k] or closed(0) for k in wanted],
+        [_refused(use, layouts[k], given) for k in wanted],
+        [arguments[k].shape for k in wanted],
+        [arguments[k].dtype for k in wanted],
+    )
+    return made
+
+
+def _refused(use: Use, layout: Layout | None, given: list[int]) -> Reason | None:
+    """Why a gradient by data of this layout cannot be followed, if it cannot."""
+    for k in given:
+        if use.tapped.refused[k] is not None:
+            return use.tapped.refused[k]
+    why = ""
+    if layout is None:
+        why = "a gradient is taken by a tensor that all samples share: it is a sum over them"
+    elif use.guessed is not None:
+        why = "a gradient is taken through rows of no sample"
+    return Reason(f"torch.autograd.grad of {use.operator}", why, (), use.place) if why else None

@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..errors import LOOP, Reason, here
-from ..layouts.layout import Additive, Layout, Mixed, State
-from ..layouts.views import Place, painted_through, place_of, whole_of
+from ..layouts import Additive, Layout, Mixed, Place, State, painted_through, place_of, whole_of
 from .results import Known, Results
 from .use import Lookup
 
@@ -101,7 +100,7 @@ def versions(tensors: Iterable[Tensor]) -> list[int]:
         return [version(tensor) for tensor in tensors]
 
 
-_SAMPLES = (Layout, Additive, Mixed)
+SAMPLES = (Layout, Additive, Mixed)
 
 
 class Memory(NamedTuple):
@@ -199,7 +198,7 @@ class TensorStates:
         else:
             mark._family = family = like.family
             mark.epoch = family.epoch
-        if self.memories is not None and isinstance(state, _SAMPLES) and has_memory(tensor):
+        if self.memories is not None and isinstance(state, SAMPLES) and has_memory(tensor):
             storage = StorageWeakRef(tensor.untyped_storage())
             self.memories.append(Memory(storage, place_of(tensor), state, self.batches))
             if self.made is not None:
@@ -315,23 +314,24 @@ class TensorStates:
         """The state of a live tensor that is the same memory seen the same way."""
         if not has_memory(tensor):
             return None
-        wanted = place_of(tensor)
+        found = self._mark_at(place_of(tensor)) or self._memory_at(place_of(tensor))
+        if found is None:
+            return None
+        self.put(tensor, found.state)
+        self.table[id(tensor)].batches = found.batches
+        return found.state
+
+    def _mark_at(self, place: Place) -> Mark | None:
         for mark in list(self.table.values()):
-            other = mark()
-            if other is None or not isinstance(mark.state, _SAMPLES) or not has_memory(other):
-                continue
-            if place_of(other) == wanted:
-                self.put(tensor, mark.state)
-                self.table[id(tensor)].batches = mark.batches
-                return mark.state
+            other = mark() if isinstance(mark.state, SAMPLES) else None
+            if other is not None and has_memory(other) and place_of(other) == place:
+                return mark
+        return None
+
+    def _memory_at(self, place: Place) -> Memory | None:
         memories = self.memories or []
         memories[:] = [m for m in memories if not m.storage.expired()]
-        for memory in memories:
-            if memory.view == wanted:
-                self.put(tensor, memory.state)
-                self.table[id(tensor)].batches = memory.batches
-                return memory.state
-        return None
+        return next((m for m in memories if m.view == place), None)
 
     def get(self, tensor: Tensor) -> Mark | None:
         """The mark, if the tensor is still what it was when it was marked."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import Place, unheard
-from ..layouts.layout import Layout
+from ..layouts import Layout, collect
 from ..run_state import RandomState
 from .pass_state import PassState
 from .signature import Kind, Tapped
@@ -213,9 +213,7 @@ class Use:
     def replay(self, saved: Sequence[Tensor], values: Sequence[Tensor]) -> list[Tensor]:
         """The operator's tapped results, computed again from given data and parameters."""
         args, kwargs, _ = self.call(saved, values)
-        out = self.run(args, kwargs, saved)
-        outs: list[Tensor] = []
-        _tensors(out, outs)
+        outs = collect(self.run(args, kwargs, saved))
         return [outs[k] for k in self.tapped.results]
 
     @contextlib.contextmanager
@@ -237,11 +235,3 @@ _ALIASES = {
     "mat2": ("mat2", "batch2", "vec"),
     "indices": ("indices", "input"),
 }
-
-
-def _tensors(value: Any, found: list[Tensor]) -> None:
-    if isinstance(value, Tensor):
-        found.append(value)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            _tensors(item, found)

@@ -12,12 +12,9 @@ from collections.abc import Sequence
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ..layouts.layout import Additive, Layout, Mixed, State, ids_of
-from ..layouts.views import Place, colours_of, place_of, shown_by
+from ..layouts import Layout, Place, State, colours_of, ids_of, place_of, shown_by
 from .parameters import Parameters
-from .tensor_states import Mark, TensorStates, has_memory, unseen
-
-_SAMPLES = (Layout, Additive, Mixed)
+from .tensor_states import SAMPLES, Mark, TensorStates, has_memory, unseen
 
 
 class WrittenConstants:
@@ -40,9 +37,9 @@ class WrittenConstants:
 
         What had samples before is known by marks, with all that shares its memory.
         """
-        if not isinstance(state, _SAMPLES) or not has_memory(tensor) or self._marks.n == 1:
+        if not isinstance(state, SAMPLES) or not has_memory(tensor) or self._marks.n == 1:
             return
-        if known is not None and isinstance(known.state, _SAMPLES) and not self.written:
+        if known is not None and isinstance(known.state, SAMPLES) and not self.written:
             return
         storage = tensor.untyped_storage()
         if not self.written:
@@ -97,9 +94,8 @@ class WrittenConstants:
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether data of the samples were written to a tensor's memory, or may have been."""
-        if not self.written:
-            return False
-        return not has_memory(tensor) or tensor.untyped_storage()._cdata in self.written
+        known = self.written
+        return bool(known) and (not has_memory(tensor) or tensor.untyped_storage()._cdata in known)
 
     def _through(self, tensor: Tensor, places: Sequence[tuple[Place, State]]) -> State:
         """Seen another way than it was written."""

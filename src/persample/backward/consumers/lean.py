@@ -38,12 +38,9 @@ from ...forms import (
 from ...forms.measure import Measure, measure_form
 from ...forms.sums import project_parameter, variance_from_moments
 from ...run_state import Autocast, current_autocast
-from ...uses.contents import Values
-from ...uses.options import Ahead
-from ...uses.tensor_states import version
-from ...uses.use import Operand, Use
+from ...uses import Ahead, Operand, Use, Values, version
 from ..contribution import Contribution
-from .protocol import Consumer, Parts
+from .consumer import Consumer, Parts
 
 Visitor = Callable[[str, Form], None]
 # forms whose sum must be that of the rows that norms were taken of
@@ -217,10 +214,6 @@ class Lean(Consumer):
         """The pass failed: the next one begins anew."""
         if not self.done:
             self.told.clear()
-
-    def end(self) -> None:
-        """No further pass follows."""
-        self.root = None
 
     def finished(self, root: Root | None, hooks: dict[int, int], *, retain: bool) -> None:
         """The first backward pass is over; ``root`` is where others start, if there may be any."""

@@ -14,8 +14,7 @@ from torch import Tensor
 from ..cost import Plan, spans
 from ..dense import Dense
 from ..form import Form, Moments, add_all, wide
-from ..mapped import Mapped
-from ..masked import Masked
+from ..mapped import Mapped, Masked
 from ..rounding import Norms, add_errors, units
 from ..sketch import Sketch
 from ..table_rows import Rows

@@ -1,4 +1,4 @@
-"""Products: matmul and its relatives, einsum, linear, attention."""
+"""Products: matmul and its relatives, einsum, linear, attention, and of pairs of vectors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...errors import Mixing
-from ..call import Call, Result, gather_colours
+from ..call import Call, Result, axes, carry, gather_colours
 from ..equations import places_of, product_equation, spell_terms
 from ..layout import Additive, Layout, explicit, ids_of
 from ..operators import rule
@@ -18,6 +18,11 @@ from ..reshaping import colour_groups
 
 Term = tuple[Any, str]  # a tensor, and a letter for each of its axes
 _PRODUCTS = {"ger": "a,b->ab", "outer": "a,b->ab", "addr": "a,b->ab", "addbmm": "kac,kcb->ab"}
+# the axis that two tensors are worked along, by default, and where it is among the arguments
+_ALONG: dict[str, tuple[int | None, int]] = {
+    "linalg_vecdot": (-1, 2), "cosine_similarity": (1, 2), "cross": (None, 2),
+    "linalg_cross": (-1, 2), "pairwise_distance": (-1, 5),
+}  # fmt: skip
 
 
 def gather_letters(call: Call, terms: Sequence[Term], result: str) -> Layout | None:
@@ -28,9 +33,8 @@ def gather_letters(call: Call, terms: Sequence[Term], result: str) -> Layout | N
 
 def contract(call: Call, terms: Sequence[Term], result: str) -> Result:
     """The same for a sum of products, which may also be a sum over samples."""
-    if _sums_samples(call, terms, result):
-        return Additive()
-    return gather_letters(call, terms, result)
+    summed = _sums_samples(call, terms, result)
+    return Additive() if summed else gather_letters(call, terms, result)
 
 
 def _sums_samples(call: Call, terms: Sequence[Term], result: str) -> bool:
@@ -177,3 +181,17 @@ def attention(call: Call) -> Result:
     equation = f"...{rows}d,...kd,...kv,...qk->...qv"
     given = [q, k, v] if mask is None else [q, k, v, mask]
     return gather_letters(call, *spell(equation, given, call.out))
+
+
+@rule(" ".join(_ALONG))
+def of_pairs(call: Call) -> Result:
+    """Along one axis of two tensors that broadcast, which is kept or gone."""
+    default, place = _ALONG[call.name]
+    dim = call.arg(place, "dim", default=default)
+    if dim is None:
+        raise Mixing("torch.cross without dim picks the first axis of size 3")
+    given = call.arg(0, "x", "x1", "input"), call.arg(1, "y", "x2", "other")
+    rank = max(t.dim() for t in given)
+    axis = next(iter(axes(dim, rank)))
+    pairs = [(t, {axis - rank + t.dim()} & set(range(t.dim()))) for t in given]
+    return carry(call, pairs, call.out, {axis} if call.out.dim() == rank else ())

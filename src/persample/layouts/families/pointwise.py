@@ -47,9 +47,7 @@ rule("add sub rsub subtract mul multiply div divide true_divide neg negative", l
 @rule("where")
 def where(call: Call) -> Result | list[Result]:
     """With one argument: indices, which only route."""
-    if not isinstance(call.out, Tensor):
-        return [None] * len(call.out)
-    return elementwise(call)
+    return elementwise(call) if isinstance(call.out, Tensor) else [None] * len(call.out)
 
 
 # Arguments are broadcast, and every element of the result comes from one of each.

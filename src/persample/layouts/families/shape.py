@@ -75,9 +75,7 @@ def reshape(call: Call) -> Result:
 
 def _reshaped(call: Call, x: Tensor, out: Tensor) -> Result:
     layout = call.layout(x)
-    if layout is None:
-        return None
-    return reshape_layout(layout, x.shape, out.shape, call.n, x.device)
+    return None if layout is None else reshape_layout(layout, x.shape, out.shape, call.n, x.device)
 
 
 def _broadcast(call: Call, x: Tensor, out: Tensor) -> Result:

@@ -1,6 +1,5 @@
 """Recurrent layers and cells, split so that the gradients of their gates are in reach."""
 
-from .cells import CELLS, cell
-from .unroll import request, unroll
+from .unroll import CELLS, cell, request, unroll
 
 __all__ = ["CELLS", "cell", "request", "unroll"]

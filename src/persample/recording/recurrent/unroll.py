@@ -2,7 +2,7 @@
 
 torch's own kernels hide the gate gradients, so that per-sample weight gradients would cost one
 backward pass per sample. Where the layer can be unrolled exactly, it is; else the generic rule
-serves the kernel as it is.
+serves the kernel as it is. Cells are split into the linear products and gates they are made of.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...errors import here
-from ...layouts.layout import Layout, closed, explicit, ids_of
-from ...uses.context import ANCHOR, Context
-from ...uses.operands import operand_of
-from ...uses.signature import Kind, taken_apart, tapped
-from ...uses.use import Use
+from ...layouts import Layout, closed, explicit, ids_of
+from ...uses import ANCHOR, Context, Kind, Use, taken_apart, tapped
+from ..roles import operand_of
 from .recurrence import Recurrence, Sink, Steps
+
+CELLS = frozenset(("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"))
 
 
 @dataclass(slots=True)
@@ -86,9 +86,7 @@ def _slots(asked: Request, layout: Layout, n: int) -> Layout | None:
     x = asked.x
     if asked.sizes is None:
         axis = 0 if asked.batch_first else 1
-        if layout.ids is not None or layout.axis != axis:
-            return None
-        return closed(0, layout.inner)
+        return closed(0, layout.inner) if layout.ids is None and layout.axis == axis else None
     rows = ids_of(layout, x.shape, n, x.device)
     if rows.shape[1:].numel() != 1:
         return None
@@ -201,3 +199,54 @@ def _use(context: Context, weight: Tensor, bias: Tensor | None, layout: Layout) 
     use.tapped = tapped([(0, layout, None, weight.detach().new_empty(0, weight.shape[0]))])
     context.receiver.expect(use)
     return use
+
+
+def cell(context: Context, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """The cell's result, each operator recorded; None if the call has an unusual form."""
+    if kwargs or len(args) not in (4, 6) or not isinstance(args[0], Tensor) or args[0].dim() != 2:
+        return None
+    x, states = args[0], args[1]
+    into, back = args[2:4]
+    biases = args[4:] if len(args) == 6 else (None, None)
+    states = [states] if isinstance(states, Tensor) else list(states)
+    states = [_with_samples(context, state, x) for state in states]
+    with context.mode:
+        gates = F.linear(x, into, biases[0])
+        return _RUN[name](gates, F.linear(states[0], back, biases[1]), *states)
+
+
+def _with_samples(context: Context, state: Tensor, x: Tensor) -> Tensor:
+    """A constant state may be given the input's samples: it influences nothing but its own row.
+
+    Else its product with the weight would be one tensor derived from parameters for all samples.
+    """
+    layout = context.look(x)
+    if not isinstance(layout, Layout) or layout.axes != (0,) or layout.coupled is not None:
+        return state
+    if state.requires_grad or state.shape[0] != x.shape[0] or context.look(state) is not None:
+        return state
+    with torch._C.DisableTorchFunction():
+        alias = state.detach()
+        context.states.put(alias, layout)
+        return alias
+
+
+def _lstm(u: Tensor, v: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    i, f, g, o = (u + v).chunk(4, 1)
+    new = f.sigmoid() * c + i.sigmoid() * g.tanh()
+    return o.sigmoid() * new.tanh(), new
+
+
+def _gru(u: Tensor, v: Tensor, h: Tensor) -> Tensor:
+    ur, uz, un = u.chunk(3, 1)
+    vr, vz, vn = v.chunk(3, 1)
+    new = (un + vn * (ur + vr).sigmoid()).tanh()
+    return (h - new) * (uz + vz).sigmoid() + new
+
+
+_RUN: dict[str, Any] = {
+    "lstm_cell": _lstm,
+    "gru_cell": _gru,
+    "rnn_tanh_cell": lambda u, v, h: (u + v).tanh(),
+    "rnn_relu_cell": lambda u, v, h: (u + v).relu(),
+}

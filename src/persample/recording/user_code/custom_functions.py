@@ -17,10 +17,9 @@ from torch.utils.checkpoint import CheckpointFunction
 from ...autograd_graph import ends_in, is_edge, leaves_of
 from ...errors import here
 from ...guards.extracted_numbers import ExtractedNumbers
-from ...layouts.layout import PURE, Additive, Constant, Layout, State
-from ...uses.context import Context
-from ...uses.tensor_states import EXCLUDED, SELECTED, Derived, Mark, gained_history, unseen
-from .custom_backward import Followed, FollowedBackward
+from ...layouts import PURE, Additive, Constant, Layout, State
+from ...uses import EXCLUDED, SELECTED, Context, Derived, Mark, gained_history, unseen
+from .backward_code import Followed, FollowedBackward
 from .custom_parameters import OfParameters
 
 _VIEWS = frozenset(("ViewBackward0", "AliasBackward0", "UnsafeViewBackward0"))
@@ -51,10 +50,6 @@ class CustomFunctions:
         for tensor, state in coloured:
             if isinstance(state, Layout) and tensor.requires_grad:
                 self.pending.append((tensor, state))
-
-    def forget_read(self) -> None:
-        """No function is being applied."""
-        self.pending.clear()
 
     def leave(self) -> None:
         """Something with gradients is called: the function, if there was one, has been left.

@@ -16,17 +16,11 @@ from torch.autograd.graph import GradientEdge
 
 from ...autograd_graph import expect_unconverted, nodes_of
 from ...errors import LOOP, MixedSamplesError, Place, describe
-from ...forms import Dense, Form, wide
-from ...forms.pullback import Pullback
-from ...layouts.layout import Layout, State, ids_of
-from ...layouts.operator_facts import CUSTOM
+from ...forms import Dense, Form, Pullback, wide
+from ...layouts import CUSTOM, Layout, State, ids_of
 from ...rules import Forms
 from ...run_state import RandomState, tolerance
-from ...uses.context import Context
-from ...uses.parameters import Slot
-from ...uses.signature import Kind, Template, tapped
-from ...uses.tensor_states import version
-from ...uses.use import Firing, Operand, Use
+from ...uses import Context, Firing, Kind, Operand, Slot, Template, Use, tapped, version
 
 
 class OfParameters:

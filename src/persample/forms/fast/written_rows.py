@@ -1,13 +1,17 @@
-"""Rows of all parameters behind derived tensors at once.
+"""Rows that are written out once, for all that is asked of them.
 
 Learned queries that pass through layers before they are used with data have many parameters behind
 them. Going back to each on its own would walk the same graph again and again. Rows of a table that
 constants picked again and again are added up.
+
+A clipped sum takes norms first and a sum afterwards. Where positions are many, the rows themselves
+serve both for less than products of positions and a second matrix product; and what is computed by
+backward passes is computed once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
@@ -15,10 +19,13 @@ from ..cost import scratch, spans
 from ..dense import Dense
 from ..form import Form, wide
 from ..merging import total
-from ..pullback import Pullback
+from ..outer import Outer
+from ..pullback import Joint, Pullback, Replay, walk_rows
 from ..total import Total
-from ..walk import walk_rows
+from .elementwise import Scaled
 from .picked_rows import Picked
+
+_KEPT = 7  # multiplications worth a byte of rows: level in time, where rows are not in cache
 
 
 def pull_back_together(forms: Mapping[str, Form]) -> dict[str, Form]:
@@ -56,7 +63,7 @@ def _walk_shared_graphs(forms: Mapping[str, Form]) -> dict[str, Form]:
         return {}  # nothing is shared, and rows are twice as large
     parameters = {name: mine[0].parameter for name, mine in behind.items()}
     n = next(iter(maps.values())).n
-    if n == 0 or n * _bytes(parameters) > scratch() // 2:
+    if n == 0 or n * _bytes_of_all(parameters) > scratch() // 2:
         return {}
     rows = _rows(list(maps.values()), parameters, n)
     found = {}
@@ -75,13 +82,13 @@ def _plain(form: Pullback) -> bool:
     return form.derived == wide(form.derived)
 
 
-def _bytes(parameters: Mapping[str, Tensor]) -> int:
+def _bytes_of_all(parameters: Mapping[str, Tensor]) -> int:
     return sum(p.numel() * p.element_size() for p in parameters.values())
 
 
 def _rows(maps: list[Pullback], parameters: Mapping[str, Tensor], n: int) -> dict[str, Tensor]:
     """Every parameter's rows, a few samples at a time."""
-    each = sum(part.form.row_bytes() for part in maps) + _bytes(parameters)
+    each = sum(part.form.row_bytes() for part in maps) + _bytes_of_all(parameters)
     edges, found = [part.edge for part in maps], {}
     for first, last in spans(n, each, scratch() // 2):
         seeds = [part.form.dense(first, last).to(part.derived) for part in maps]
@@ -93,4 +100,51 @@ def _rows(maps: list[Pullback], parameters: Mapping[str, Tensor], n: int) -> dic
                 found.setdefault(name, parameter.new_zeros(n, *parameter.shape).detach())
                 if grad is not None:
                     found[name][first:last] = grad
+    return found
+
+
+class Kept(Dense):
+    """Rows for norms and one sum, which frees them."""
+
+    __slots__ = ()
+
+    def weighted_sum(self, c: Tensor, *, certain: bool = False) -> Tensor:
+        """The only use of the rows besides norms."""
+        total = super().weighted_sum(c)
+        self.values = self.values.new_empty(0, *self.shape)
+        return total
+
+
+def work_saved(form: Form) -> int:
+    """Multiplications that kept rows save: norms cost nothing beyond writing and reading them.
+
+    What goes back through a graph, or runs an operator again, would do so for norms and for sums.
+    """
+    if form.__class__ is Dense:
+        return 0
+    if isinstance(form, (Joint, Pullback, Replay)):
+        return form.plan().cost
+    if type(form) is Total and form.tied() is None:  # norms are those of rows
+        return form.work()
+    factors = form.form if isinstance(form, Scaled) else form
+    if not isinstance(factors, Outer) or form.dtype.is_complex or factors.t == 1:
+        return 0
+    return form.plan().cost - _KEPT * _bytes_of_rows(form)
+
+
+def _bytes_of_rows(form: Form) -> int:
+    return form.n * form.size * wide(form.dtype).itemsize
+
+
+def kept_rows(forms: Mapping[str, Form], room: Callable[[int], int]) -> dict[str, Kept]:
+    """Rows of the forms that save most for their size, in the room for so many bytes."""
+    found: dict[str, Kept] = {}
+    gains = {name: work_saved(form) / max(1, _bytes_of_rows(form)) for name, form in forms.items()}
+    worth = [n for n in sorted(gains, key=gains.__getitem__, reverse=True) if gains[n] > 0]
+    left = room(sum(_bytes_of_rows(forms[name]) for name in worth)) if worth else 0
+    for name in worth:
+        form = forms[name]
+        if _bytes_of_rows(form) <= left:
+            left -= _bytes_of_rows(form)
+            found[name] = Kept(form.wide_dense())
     return found

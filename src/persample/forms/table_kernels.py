@@ -1,16 +1,21 @@
-"""Rows of a table that belong together, of one sample and one index, added up."""
+"""Kernels of rows of tables: rows of one index added up, multiplied, written to a buffer again."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
-from .cost import PICKED, spans
-from .form import row_sq_norms, wide
+from .cost import MATCHED, PICKED, spans
+from .form import real, row_sq_norms, wide
 from .rounding import fine_dtype
+
+# The rows that were written to a user's buffer, and the buffer's version and memory then.
+_WRITTEN: MutableMapping[Tensor, tuple[Tensor, int, int]] = WeakTensorKeyDictionary()
+_LOOKS = 2048  # elements of a reused buffer that are looked at
 
 
 class TableRows(Protocol):
@@ -108,3 +113,54 @@ def segments(rows: TableRows, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tens
         keys, where = torch.unique(part.keys(), return_inverse=True)
         total = torch.zeros(keys.numel(), rows.shape[1], dtype=dtype, device=rows.device)
         yield keys % rows.shape[0], total.index_add_(0, where, part.values.to(dtype))
+
+
+def match_rows(mine: TableRows, theirs: TableRows, used: int) -> Tensor | None:
+    """⟨gᵢ, hⱼ⟩ from all pairs of rows with one index; None where a table of them is cheaper.
+
+    ``used`` indices occur in the two, which have been numbered anew from zero.
+    """
+    if mine.dtype.is_complex or theirs.dtype.is_complex:
+        return None
+    order = torch.argsort(theirs.index, stable=True)
+    counts = torch.bincount(theirs.index, minlength=used)
+    starts, partners = counts.cumsum(0) - counts, counts[mine.index]
+    if int(partners.sum()) * MATCHED > mine.n * theirs.n * used:
+        return None
+    dtype = torch.promote_types(wide(mine.dtype), wide(theirs.dtype))
+    out = torch.zeros(mine.n * theirs.n, dtype=real(dtype), device=mine.device)
+    ends = partners.cumsum(0)
+    # a pair takes three copies of a row; the numbers that identify the pair are few beside them
+    item = 3 * mine.values.shape[1] * dtype.itemsize + 48
+    for first, last in spans(int(ends[-1]), item):
+        pair = torch.arange(first, last, device=mine.device)
+        row = torch.searchsorted(ends, pair, right=True)
+        place = pair - (ends - partners)[row]
+        other = order[starts[mine.index[row]] + place]
+        products = mine.values[row].to(dtype) * theirs.values[other].to(dtype)
+        out.index_add_(0, mine.sample[row] * theirs.n + theirs.sample[other], products.sum(1))
+    return out.view(mine.n, theirs.n)
+
+
+def rewrite(out: Tensor, table: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """``values`` added up in the rows ``keys`` of ``table``, a view of all of ``out``."""
+    before = None if _collectives() else _WRITTEN.get(out)
+    ours = before is not None and before[1:] == (out._version, out.data_ptr())
+    if before is not None and ours:
+        table.index_fill_(0, before[0], 0)
+    if not ours or _holds_numbers(table):
+        table.zero_()
+    table.index_add_(0, keys, values)
+    _WRITTEN[out] = (keys, out._version, out.data_ptr())
+    return out
+
+
+def _collectives() -> bool:
+    """Whether other processes may write to buffers, which no version shows."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def _holds_numbers(table: Tensor) -> bool:
+    """Whether a cleared table is not zero: NumPy, ``.data`` or DLPack wrote all over it."""
+    flat = table.view(-1)
+    return bool(flat[:: max(1, flat.numel() // _LOOKS)].any())

@@ -1,11 +1,40 @@
-"""Keep every use's form: any question can be answered later."""
+"""What is done with each use's gradients while a backward pass runs; the simplest keep them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 from torch import Tensor
 
+from ...forms import Form
 from ..contribution import Contribution
-from .protocol import Consumer, Parts
+
+Parts = Callable[[Contribution], list[tuple[str, Form]]]
+
+
+class Consumer:
+    """Takes one contribution after another: keeps it, streams it, or writes it out.
+
+    A method that a consumer leaves out does nothing.
+    """
+
+    def expect(self, names: Iterable[str]) -> None:
+        """A use of these parameters was recorded in forward."""
+
+    def begin(self) -> None:
+        """A backward pass begins."""
+
+    def take(self, contribution: Contribution, parts: Parts) -> None:
+        """One use's gradients; ``parts`` gives those of the parameters behind its operand."""
+
+    def finish(self) -> None:
+        """The pass is over, and nothing was wrong with it."""
+
+    def rollback(self) -> None:
+        """The pass failed: forget what it brought."""
+
+    def clear(self) -> None:
+        """Forget everything."""
 
 
 class Kept(Consumer):

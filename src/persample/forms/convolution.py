@@ -1,4 +1,4 @@
-"""Norms of convolutions' gradients from products of positions: of output gradients, of patches.
+"""Convolutions: their arguments, their patches written out, and norms from products of positions.
 
 ⟨patch p, patch q⟩ = Σ over taps τ of ⟨x[p + τ], x[q + τ]⟩: the products of all pairs of pixels are
 one small matrix product; taps are then added up along each spatial axis in turn.
@@ -8,15 +8,40 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .cost import spans
-from .fast.product_cache import rows_by_rows
 from .form import wide
-from .geometry import Geometry, unfold
+from .position_products import rows_by_rows
 from .rounding import Products, join_samples, multiply_products
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """The arguments of a convolution, one entry per spatial axis."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    transposed: bool
+    output_padding: tuple[int, ...]
+    groups: int
+
+
+def unfold(x: Tensor, kernel: torch.Size, geometry: Geometry) -> Tensor:
+    """Patches as columns: (n, c · taps, positions)."""
+    axes = len(kernel)
+    if any(geometry.padding):
+        x = F.pad(x, [width for p in reversed(geometry.padding) for width in (p, p)])
+    for axis, (taps, apart) in enumerate(zip(kernel, geometry.dilation, strict=True)):
+        windows = x.unfold(2 + axis, apart * (taps - 1) + 1, geometry.stride[axis])
+        x = windows[..., ::apart]
+    order = [0, 1, *range(2 + axes, 2 + 2 * axes), *range(2, 2 + axes)]
+    return x.permute(order).reshape(x.shape[0], x.shape[1] * kernel.numel(), -1)
 
 
 def patch_products(

@@ -1,10 +1,17 @@
-"""Rows sorted over all samples, and grouped again: each sample's rows in the sample's own order.
+"""Layouts that are coupled to the whole batch, and followed all the same: it may be undone.
 
-A sort over all rows leaves the rows of a sample in their own order, with rows of others in between:
+Rows sorted over all samples, and grouped again: each sample's rows in the sample's own order. A
+sort over all rows leaves the rows of a sample in their own order, with rows of others in between:
 where a row is depends on the whole batch, and the layout is coupled by an :class:`Arrangement`. A
 stable sort by keys that no two samples share brings the rows of a sample together again; its
 indices are coupled by the :class:`Regrouping`. What is read from the arrangement at these indices
 depends on one sample alone, and is not coupled any more.
+
+Sums over samples beside samples' own elements, in one tensor. The adjoint of a differential
+equation flattens the state, its gradient and the gradients of all parameters to one vector, and
+takes it apart again. Elements that are sums have the colour n, which is no sample's, and the layout
+is coupled by :class:`Sums`: it is followed through linear operators alone. What picks elements of
+one kind is of that kind again.
 """
 
 from __future__ import annotations
@@ -17,13 +24,14 @@ from torch import Tensor
 
 from ..errors import Reason, here
 from .call import Call, Result
-from .layout import Layout, explicit, ids_of
+from .layout import Additive, Layout, State, explicit, ids_of
 from .reshaping import place_in_groups, squeeze_colours
 
 WHY = "the place of a sample's values depends on how they compare with other samples'"
 SORTS = frozenset(("sort", "argsort"))
 READS = frozenset(("getitem", "index", "index_select", "gather", "take_along_dim"))
 SAME = frozenset("to long type contiguous clone detach alias view reshape flatten".split())
+JOINS = frozenset(("cat", "concat", "concatenate", "setitem"))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -147,6 +155,37 @@ def counts_rows(values: Tensor, layout: Layout, n: int) -> bool:
     if values.dim() != 1 or values.is_floating_point() or not values.numel():
         return False
     ids = ids_of(layout, values.shape, n, values.device).expand(values.shape)
-    if bool((ids < 0).any()):
-        return False
-    return torch.equal(values, place_in_groups(ids, n)[0].to(values.dtype))
+    owned = not bool((ids < 0).any())
+    return owned and torch.equal(values, place_in_groups(ids, n)[0].to(values.dtype))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sums(Reason):
+    """Some elements are sums over samples."""
+
+
+def beside_samples(
+    live: list[tuple[Tensor, State]], why: Reason, n: int
+) -> list[tuple[Tensor, State]] | None:
+    """The arguments of a join, sums as layouts; None where values depend on the whole batch."""
+    sums = Sums(why.operator, why.why, why.shapes, why.place, why.fix, why.real)
+    found: list[tuple[Tensor, State]] = []
+    for tensor, state in live:
+        if isinstance(state, Additive) and state.coupled is None:
+            ids = torch.full((1,) * tensor.dim(), n, device=tensor.device)
+            found.append((tensor, Layout(0, 1, ids, sums)))
+        elif isinstance(state, Layout) and isinstance(state.coupled, Sums | None):
+            found.append((tensor, state))
+        else:
+            return None
+    return found
+
+
+def taken_apart(state: Result, why: Sums, n: int) -> Result:
+    """Sums alone are a sum, samples alone are samples; both together keep the reason."""
+    if not isinstance(state, Layout):
+        return state
+    sums = None if state.ids is None else state.ids == n
+    if sums is None or not bool(sums.any()):
+        return state if state.ids is None else explicit(state.ids, n)
+    return Additive() if bool(sums.all()) else state.with_coupling(why)
