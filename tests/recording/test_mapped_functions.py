@@ -33,6 +33,13 @@ def nested(h: Tensor) -> Tensor:
     return torch.vmap(torch.vmap(lambda v: v * v.tanh()))(h)
 
 
+def ensemble(m: nn.Module, h: Tensor) -> Tensor:
+    """One layer with each member's own weights."""
+    return torch.vmap(
+        lambda w, b: torch.func.functional_call(m.inner, {"weight": w, "bias": b}, (h,))
+    )(m.e, m.v.expand(3, -1)).amax(0)
+
+
 FOLLOWED: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
     "rows": lambda m, h: torch.vmap(lambda r: r.softmax(0) * r)(h),
     "columns": lambda m, h: torch.vmap(lambda c: c.tanh() + 1, 1, 1)(h),
@@ -42,6 +49,9 @@ FOLLOWED: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
     "a parameter that is not passed": lambda m, h: torch.vmap(lambda r: m.w @ r)(h),
     "a layer": lambda m, h: torch.vmap(m.inner)(h),
     "a parameter's rows": lambda m, h: torch.vmap(lambda w, c: c * w, (0, 1), 1)(m.v, h),
+    "an ensemble": lambda m, h: torch.vmap(lambda w: (h @ w).tanh())(m.e).mean(0),
+    "an ensemble of layers": lambda m, h: ensemble(m, h),
+    "a weight made of parameters alone": lambda m, h: h @ torch.vmap(torch.diag)(m.w).sum(0),
     "in chunks": lambda m, h: torch.vmap(lambda r: r.exp(), chunk_size=2)(h),
     "behind, with a keyword": lambda m, h: torch.vmap(lambda r, k: r * k)(h, k=2.0),
     "out_dims last": lambda m, h: torch.vmap(lambda r: r.cos(), out_dims=-1)(h).mT,
@@ -53,7 +63,7 @@ def build(function: Callable[[nn.Module, Tensor], Tensor]) -> nn.Module:
     torch.manual_seed(0)
     net = Fn(
         lambda s, x: s.last(function(s, s.first(x))), first=nn.Linear(N, N), last=nn.Linear(N, 2),
-        inner=nn.Linear(N, N), w=par(N, N), v=par(N),
+        inner=nn.Linear(N, N), w=par(N, N), v=par(N), e=par(3, N, N),
     )  # fmt: skip
     return net.double()
 

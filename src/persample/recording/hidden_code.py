@@ -7,13 +7,13 @@ whatever their order.
 A function under ``torch.jit.script`` keeps the Python function it was made of, which torch.compile
 runs in its place, too. Where a recording watches, that is run; everywhere else it stays itself.
 
-``torch.vmap`` of data, as the loop that it stands for: inside a transform the tensors of samples
-are replaced by others. So while a recording of this thread watches, a function that is mapped over
-tensors with samples is called for one index after the other, and its results are stacked. Torch
-maps it first: what torch refuses (a branch on a mapped tensor, random numbers) is refused.
-Everywhere else vmap stays itself: over constants (masks made of positions), inside other
-transforms, and where random numbers are allowed, which a loop would draw in another order: what
-such a map makes of samples cannot be followed.
+``torch.vmap`` of data or parameters, as the loop that it stands for: inside a transform the tensors
+of samples are replaced by others. So while a recording of this thread watches, a function that is
+mapped over tensors with samples, or over parameters (the members of an ensemble), is called for one
+index after the other, and its results are stacked. Torch maps it first: what torch refuses (a
+branch on a mapped tensor, random numbers) is refused. Everywhere else vmap stays itself: over
+constants (masks made of positions), inside other transforms, and where random numbers are allowed,
+which a loop would draw in another order: what such a map makes of samples cannot be followed.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Owner(Protocol):
     def watches(self) -> bool:
         """Whether it sees the calls of this thread, and follows them forward."""
 
-    def holds_samples(self, tensor: Tensor) -> bool:
-        """Whether a tensor holds samples."""
+    def follows(self, tensor: Tensor) -> bool:
+        """Whether a tensor holds samples, or is made of parameters."""
 
     def lose(self, tensor: Tensor, why: str) -> None:
         """A tensor was computed from samples where nothing could be seen."""
@@ -117,12 +117,12 @@ def _vmap(
         return _BEFORE[1](func, in_dims, out_dims, randomness, chunk_size, *args, **kwargs)
     size, dims, flat, spec = _process_batched_inputs(in_dims, args, func)
     mapped = [leaf for leaf, dim in zip(flat, dims, strict=True) if dim is not None]
-    if not size or not any(owner.holds_samples(tensor) for tensor in mapped):
+    if not size or not any(owner.follows(tensor) for tensor in mapped):
         return _BEFORE[1](func, in_dims, out_dims, randomness, chunk_size, *args, **kwargs)
     if randomness != "error":
         out = _BEFORE[1](func, in_dims, out_dims, randomness, chunk_size, *args, **kwargs)
         for leaf in tree_flatten(out)[0]:
-            owner.lose(leaf, "torch.vmap with randomness= made it of samples")
+            owner.lose(leaf, "torch.vmap with randomness= made it")
         return out
     with torch.no_grad(), torch._C.DisableTorchFunction():
         native = _BEFORE[1](func, in_dims, out_dims, randomness, chunk_size, *args, **kwargs)

@@ -21,7 +21,7 @@ from ..guards.guards import Guards
 from ..inputs.inputs import Inputs
 from ..layouts import Additive, Layout, Mixed, Operator, find
 from ..modes import above, below
-from ..uses import Context, Options, Parameters, Params, modules_of, unseen
+from ..uses import Context, Derived, Options, Parameters, Params, modules_of, unseen
 from .dispatch import Dispatch
 from .follower import MISSED
 from .hidden_code import as_before, as_written
@@ -108,10 +108,10 @@ class Recording:
             return False
         return any(mode is self.mode for mode in _get_current_function_mode_stack())
 
-    def holds_samples(self, tensor: Tensor) -> bool:
-        """Whether a tensor holds samples."""
+    def follows(self, tensor: Tensor) -> bool:
+        """Whether a tensor holds samples, or is made of parameters."""
         with torch._C.DisableTorchFunction():
-            return isinstance(self.context.look(tensor), (Layout, Additive, Mixed))
+            return isinstance(self.context.look(tensor), (Layout, Additive, Mixed, Derived))
 
     def lose(self, tensor: Tensor, why: str) -> None:
         """A tensor was computed from samples where nothing could be seen."""
