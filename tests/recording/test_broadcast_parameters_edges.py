@@ -12,7 +12,7 @@ from torch import Tensor
 import persample
 from persample.testing import relative_error
 
-from ..models import par
+from ..models import Fn, par
 from .test_broadcast_parameters import (
     OPTIONS,
     D,
@@ -142,3 +142,20 @@ def test_nodes_behind_are_not_hooked() -> None:
     model, x = plain(forward), torch.randn(N, 5, D, dtype=torch.float64)
     with pytest.raises(persample.UsageError, match="hook on a graph node"):
         recorded(model, x)
+
+
+def test_an_attempt_leaves_no_zeros_behind() -> None:
+    """A permutation with as many rows as there are samples, times a weight: invertible layers."""
+    eye = torch.eye(N, dtype=torch.float64)
+    order = eye.flip(0)
+    model = Fn(lambda s, x: x @ (order @ (s.w.tril(-1) + eye) @ s.w.triu()), w=par(N, N)).double()
+    x = torch.randn(N, N, dtype=torch.float64)
+    with persample.record(model) as tape:
+        tape.backward(model(x).square().sum(1))
+    truth = tape.grads()
+    x[1] = float("nan")
+    with persample.record(model) as tape:
+        tape.backward(model(x).square().sum(1))
+    assert tape.nonfinite().tolist() == [1]
+    rest = [0, *range(2, N)]
+    assert relative_error({"w": tape.grads()["w"][rest]}, {"w": truth["w"][rest]}) < 1e-12

@@ -11,8 +11,8 @@ from .layout import Layout, Shape, closed, explicit, ids_of
 
 def reshape(layout: Layout, old: Shape, new: Shape, n: int, device: torch.device) -> Layout:
     """Follow a reshape (row-major order is kept)."""
-    if 0 in new:  # nothing to colour; keep an empty axis for an empty batch
-        return closed(next(d for d, size in enumerate(new) if size == 0))
+    if 0 in new:
+        return closed(_axis_of_nothing(layout, old, new, n))
     if layout.ids is not None:
         return _reshape_ids(layout.ids, old, new, n)
     stride = layout.inner
@@ -26,6 +26,14 @@ def reshape(layout: Layout, old: Shape, new: Shape, n: int, device: torch.device
                 return closed(d, inner)
         post *= new[d]
     return _reshape_ids(ids_of(layout, old, n, device), old, new, n)
+
+
+def _axis_of_nothing(layout: Layout, old: Shape, new: Shape, n: int) -> int:
+    """There is nothing to colour: where samples were, an axis of n before it, or an empty one."""
+    before = list(new[: layout.axis + 1])
+    if len(before) > layout.axis and before[-1] == old[layout.axis]:
+        return layout.axis
+    return before.index(n) if n in before else list(new).index(0)
 
 
 def _reshape_ids(ids: Tensor, old: Shape, new: Shape, n: int) -> Layout:

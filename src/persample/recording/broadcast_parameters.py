@@ -38,6 +38,7 @@ class Repeats:
     def __init__(self, context: Context, guards: Guards) -> None:
         self._context, self._guards = context, guards
         self.known: dict[int, tuple[weakref.ref[Tensor], int, Origin]] = {}
+        self.trying = False  # a tensor is being made again, and may come to nothing
 
     def clear(self) -> None:
         """Forget every tensor."""
@@ -175,6 +176,7 @@ class Repeats:
 
     def _run(self, origin: Origin, tensor: Tensor) -> Tensor | None:
         swap = self._swapped(origin.seen)
+        trying, self.trying = self.trying, True
         try:
             with origin.surroundings(), self._context.mode:
                 outs = collect(origin.call(swap))
@@ -183,6 +185,8 @@ class Repeats:
                 found = laid_out(outs[origin.index], tensor)
         except RuntimeError:  # what is made again is not laid out as it was
             return None
+        finally:
+            self.trying = trying
         return found if self._apart(found) else None
 
     def _apart(self, tensor: Tensor) -> bool:

@@ -311,6 +311,8 @@ class Dispatch:
         """A product in which samples interact by its shapes, but not by its values."""
         if operator.name not in ZEROS or not isinstance(states, (Additive, Mixed)):
             return None
+        if self._repeats.trying:  # a guard would remember the zeros of what comes to nothing
+            return None
         n = self._states.n or 0
         found = separate_by_zeros(operator, args, kwargs, out, roles.coloured, n)
         if found is not None:

@@ -58,7 +58,7 @@ def by_sample(x: Tensor, layout: Layout, n: int, keep: int) -> Tensor:
         if any(d >= lead for d in layout.axes) or lead <= 0:
             raise Unsuited
         if n == 1 and layout.ids.numel() == 1:
-            return x.reshape(1, -1, *x.shape[lead:])
+            return x.reshape(1, math.prod(x.shape[:lead]), *x.shape[lead:])
         return _rows_by_id(x, layout, n, lead)
     axis, inner = layout.axis, layout.inner
     if axis >= lead:
