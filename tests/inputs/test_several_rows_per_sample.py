@@ -15,6 +15,7 @@ from persample.testing import oracle, relative_error
 from ..models import MODELS, Case, Fn, flat_loss, par
 
 USERS = torch.tensor([3, 1, 3])  # of five
+ALONE = torch.tensor([3, 3, 3])
 
 
 def token_and_zeros(n: int) -> Case:
@@ -72,23 +73,51 @@ def own_function(n: int) -> Case:
     return net, (torch.randn(n, 5),)
 
 
-MORE = {
-    f.__name__: f
-    for f in (token_and_zeros, state_of_zeros, nearest_by_scatter, upper_triangle, own_function)
-}
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return -g
+
+
+def reversed_gradient(n: int) -> Case:
+    net = Fn(lambda s, x: s.last(Reversed.apply(s.w(x))), w=nn.Linear(5, 4), last=nn.Linear(4, 2))
+    return net, (torch.randn(n, 5),)
+
+
+def filters_of_samples(n: int) -> Case:
+    def f(s: Any, x: Tensor, z: Tensor) -> Tensor:
+        images, filters = x.reshape(1, -1, *x.shape[2:]), s.filters(z).view(-1, 2, 3, 3)
+        found = F.conv2d(images, filters, s.bias(z).flatten(), groups=len(x))
+        back = F.conv_transpose2d(found, filters, groups=len(x))
+        return back.view(len(x), -1)
+
+    net = Fn(f, filters=nn.Linear(3, 72), bias=nn.Linear(3, 4))
+    return net, (torch.randn(n, 2, 4, 4), torch.randn(n, 3))
+
+
+CASES = (
+    token_and_zeros, state_of_zeros, nearest_by_scatter, upper_triangle, own_function,
+    reversed_gradient, filters_of_samples,
+)  # fmt: skip
+MORE = {case.__name__: case for case in CASES}
 ALL = {**MODELS, **MORE}
 
 
 @pytest.mark.parametrize("lean", [False, True])
 @pytest.mark.parametrize("name", ALL)
-def test_rows_of_users(name: str, lean: bool) -> None:
+@pytest.mark.parametrize("users", [USERS, ALONE], ids=["several", "one"])
+def test_rows_of_users(users: Tensor, name: str, lean: bool) -> None:
     torch.manual_seed(0)
-    model, batch = ALL[name](len(USERS))
+    model, batch = ALL[name](len(users))
     model = model if any(p.is_complex() for p in model.parameters()) else model.double()
     batch = tuple(x.double() if x.dtype == torch.float32 else x for x in batch)
-    rows = oracle(model, lambda m, b: flat_loss(m(*b)), batch, n=len(USERS))
-    expected = {k: g.new_zeros(5, *g.shape[1:]).index_add(0, USERS, g) for k, g in rows.items()}
-    with persample.record(model, n=5, sample_ids=USERS, lean=lean) as tape:
+    rows = oracle(model, lambda m, b: flat_loss(m(*b)), batch, n=len(users))
+    expected = {k: g.new_zeros(5, *g.shape[1:]).index_add(0, users, g) for k, g in rows.items()}
+    with persample.record(model, n=5, sample_ids=users, lean=lean) as tape:
         tape.backward(flat_loss(model(*batch)))
     sizes = sum(g.abs().square().reshape(5, -1).sum(1) for g in expected.values())
     torch.testing.assert_close(tape.norms(), torch.as_tensor(sizes).sqrt())

@@ -80,7 +80,7 @@ def prove(context: Context, inputs: Inputs, losses: Tensor) -> tuple[bool, Any]:
             fix="call the model on its inputs inside the block, or tape.mark(x) for data that "
             "parameters are used with directly",
         )
-    return expect_losses(losses, state, n)
+    return expect_losses(losses, state, n, numbered=bool(context.patterns))
 
 
 def _coincidence(inputs: Inputs, state: Any) -> str:
@@ -184,10 +184,15 @@ def expect_followed(context: Context, roots: Sequence[Any]) -> PersampleError | 
     return None
 
 
-def expect_losses(losses: Tensor, state: Any, n: int) -> tuple[bool, Reason | None]:
-    """Refuse what is not a proven vector of losses or sum over samples; (is scalar, coupling)."""
+def expect_losses(
+    losses: Tensor, state: Any, n: int, *, numbered: bool
+) -> tuple[bool, Reason | None]:
+    """Refuse what is not a proven vector of losses or sum over samples; (is scalar, coupling).
+
+    ``numbered``: the user said whose rows are whose.
+    """
     if isinstance(state, Layout):
-        _expect_rows(losses, state, n)
+        _expect_rows(losses, state, n, numbered=numbered)
         return False, state.coupled
     if isinstance(state, Additive):
         if losses.numel() != 1:
@@ -213,8 +218,8 @@ def expect_losses(losses: Tensor, state: Any, n: int) -> tuple[bool, Reason | No
     )
 
 
-def _expect_rows(losses: Tensor, layout: Layout, n: int) -> None:
-    if n == 1:
+def _expect_rows(losses: Tensor, layout: Layout, n: int, *, numbered: bool) -> None:
+    if n == 1 or (numbered and losses.dim() and not layout.axes):
         return
     if not layout.axes:
         raise MixedSamplesError(

@@ -11,8 +11,10 @@ from .layout import Layout, Shape, closed, explicit, ids_of
 
 def reshape(layout: Layout, old: Shape, new: Shape, n: int, device: torch.device) -> Layout:
     """Follow a reshape (row-major order is kept)."""
-    if 0 in new:
+    if 0 in new and (layout.ids is None or n == 0):
         return closed(_axis_of_nothing(layout, old, new, n))
+    if 0 in new:
+        return Layout(0, 1, torch.full((1,) * len(new), -1, device=device))
     if layout.ids is not None:
         return _reshape_ids(layout.ids, old, new, n)
     stride = layout.inner

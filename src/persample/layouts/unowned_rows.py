@@ -74,12 +74,12 @@ def _the_only(ids: Tensor) -> Tensor | None:
 
 def in_order(layout: Layout, shape: Shape, n: int, patterns: Sequence[Tensor]) -> bool:
     """Whether losses on axis 0 are one for each sample, in order, or are in that of the ids."""
-    if n == 1 or not shape or layout.axes != (0,):
+    if n == 1 or not shape or layout.axes not in ((0,), ()):
         return n == 1
     if layout.ids is None and not patterns:
         return shape[0] == n and layout.inner == 1
     device = torch.device("cpu") if layout.ids is None else layout.ids.device
-    rows = ids_of(layout, shape, n, device).flatten()
+    rows = ids_of(layout, shape, n, device).flatten().expand(shape[0])
     orders = [torch.arange(n), *patterns]
     return any(
         rows.shape == order.shape and bool(((rows == order.to(device)) | (rows < 0)).all())

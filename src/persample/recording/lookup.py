@@ -102,7 +102,7 @@ class Lookup:
         elif self._context.user_code.transforming:
             why += ": inside a torch.func transform (vmap, jvp, grad), perhaps"
             fix = (
-                "write it without torch.func (vmap alone is followed over parameters and over samples: "
+                "write it without torch.func (vmap alone is followed, over parameters or samples: "
                 'tape.mark(x) tells them); or record(..., unproven="loop")'
             )
         return kind(Reason("an unseen operator", why, (tuple(tensor.shape),), here(), fix))

@@ -403,5 +403,11 @@ def same(before: Any, after: Any) -> bool:
             return before.axis == after.axis and before.inner == after.inner
         if before.ids is None or after.ids is None:
             return False
-        return before.ids.shape == after.ids.shape and torch.equal(before.ids, after.ids)
+        if before.ids.dim() != after.ids.dim():
+            return False
+        # an axis along which the colour does not change may be written out, or not
+        pairs = list(zip(before.ids.shape, after.ids.shape, strict=True))
+        if any(a != b and 1 not in (a, b) for a, b in pairs):
+            return False
+        return torch.equal(*torch.broadcast_tensors(before.ids, after.ids))
     return False

@@ -27,7 +27,7 @@ def convolution(call: Call) -> Result:
             "add a batch axis, or pass samples one axis further left",
         )
     layout = call.layout(x)
-    if layout is not None and layout.ids is None and layout.axis == 1:
+    if layout is not None and layout.axes == (1,):
         return _grouped_convolution(call, x, weight, layout)
     return carry(call, [(x, set(range(1, x.dim())))], call.out, set(range(1, x.dim())))
 
@@ -36,6 +36,8 @@ def _grouped_convolution(call: Call, x: Tensor, weight: Tensor, layout: Layout) 
     """Samples on the channel axis of a grouped convolution (one filter bank per sample)."""
     groups = call.arg(6, "groups", default=1)
     into, out_of = x.shape[1] // groups, call.out.shape[1] // groups
+    if any(v is not None and v.ids is not None for v in map(call.layout, call.tensors())):
+        return _groups_by_id(call, x, weight, groups)
     if layout.inner % into:
         raise Mixing("the convolution sums over channels that belong to several samples")
     result = closed(1, layout.inner // into * out_of)
@@ -52,6 +54,26 @@ def _grouped_convolution(call: Call, x: Tensor, weight: Tensor, layout: Layout) 
     if bias is not None and (bias.ids is not None or bias.inner != result.inner):
         raise Mixing("the bias and the channels of different samples are added")
     return result
+
+
+def _groups_by_id(call: Call, x: Tensor, weight: Tensor, groups: int) -> Result:
+    """The same, where samples have one group or several, in any order."""
+    found = torch.full((groups,), -1, device=x.device)
+    for tensor, axis in ((x, 1), (weight, 0), (call.arg(2, "bias"), 0)):
+        layout = call.layout(tensor)
+        if layout is None:
+            continue
+        if any(d != axis for d in layout.axes):
+            raise Mixing("filters hold samples on an axis that is summed over")
+        ids = call.colours(tensor).flatten().expand(tensor.shape[axis]).view(groups, -1)
+        own = ids.amax(1)
+        if bool(((ids >= 0) & (ids != own[:, None])).any()):
+            raise Mixing("the convolution sums over channels that belong to several samples")
+        if bool(((own >= 0) & (found >= 0) & (own != found)).any()):
+            raise Mixing("filters and channels of different samples are multiplied")
+        found = torch.maximum(found, own)
+    colours = found.repeat_interleave(call.out.shape[1] // groups)
+    return explicit(colours.view(1, -1, *[1] * (call.out.dim() - 2)), call.n)
 
 
 _POOL = {
