@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import persample
 from persample.testing import relative_error
@@ -92,6 +93,19 @@ def test_gradients_of_gradients_can_be_clipped(name: str) -> None:
     scale = (limit / size).clamp(max=1)
     expected = {k: torch.einsum("n,n...->...", scale, r) for k, r in rows.items()}
     assert relative_error(tape.clipped_sum(limit), expected) < 1e-6
+
+
+def test_a_loop_passes_checkpoints_in_which_samples_interact() -> None:
+    """Recomputation is recorded in every pass, and saves what forward saved."""
+
+    def recomputed(model: nn.Module, x: Tensor) -> Tensor:
+        found: Tensor = checkpoint(coupled, model, x, use_reentrant=False)
+        return found
+
+    model = net()
+    with persample.record(model, unproven="loop") as tape:
+        tape.backward(recomputed(model, X))
+    assert relative_error(tape.grads(), native(model, recomputed(model, X))) < 1e-10
 
 
 class Crossed(torch.autograd.Function):

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from ..autograd_graph import expect_unconverted, leaves_of
-from ..errors import PersampleError, StaleError, UsageError
+from ..errors import PersampleError, Reason, StaleError, UsageError
 from ..forms import Form
 from ..guards.guards import Guards
 from ..guards.messages import slot_exchanged
@@ -57,16 +57,12 @@ class Passes:
         options = context.options
         with torch._C.DisableTorchFunction():
             self._expect_recordable(losses)
-            try:
-                scalar, coupled = prove(context, self._inputs, losses)
-            except PersampleError:
-                if not options.loop:
-                    raise
-                self._expect_possible()
-                backward.apart = False
-                self._loop(losses, retain_graph)
-                return
+            proof = self._prove(losses)
         self._expect_possible()
+        if proof is None:  # recomputation has to see the recorder here, too
+            self._loop(losses, retain_graph)
+            return
+        scalar, coupled = proof
         expect_one_each(context, scalar=scalar)
         # loop: what taps cannot see would be lost, so the answer is compared with autograd's, too
         compared = options.native and not scalar and not backward.scalar
@@ -97,6 +93,16 @@ class Passes:
         backward.apart = backward.apart and proven
         self._collector.consumer.rollback()
         self._loop(losses, retain_graph)
+
+    def _prove(self, losses: Tensor) -> tuple[bool, Reason | None] | None:
+        """Whether the losses are one number, and what couples them; None where a loop is left."""
+        try:
+            return prove(self._context, self._inputs, losses)
+        except PersampleError:
+            if not self._context.options.loop:
+                raise
+            self._context.backward.apart = False
+            return None
 
     def _expect_recordable(self, losses: Tensor) -> None:
         """Refuse what would be lost or misread on the way back from the losses."""
