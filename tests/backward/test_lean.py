@@ -88,6 +88,8 @@ def test_every_other_question(name: str, ahead: bool) -> None:
     for parameter, value in tape.second_moment().items():
         close(value, rows[parameter].abs().square().mean(0), 1e-9)
     for parameter, value in tape.variance().items():
+        if not value.numel():  # torch warns of it
+            continue
         size = largest(rows[parameter].abs().square().mean(0))
         assert largest(value - rows[parameter].var(0)) <= 1e-10 * max(size, 1e-30)
     for parameter, value in tape.parameter_norms().items():
