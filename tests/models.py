@@ -545,17 +545,6 @@ def householder_reflections_of_matrices(n: int) -> Case:
 
 
 @model
-def layers_of_width_zero(n: int) -> Case:
-    """What adaptive softmax makes of small layers, also for rows of some samples alone."""
-
-    def f(s: Any, x: Tensor) -> Tensor:
-        chosen = x[:, 0] > 0
-        return s.c(x).index_put((chosen,), F.linear(F.linear(x[chosen], s.a), s.b))
-
-    return Fn(f, a=par(0, 5), b=par(3, 0), c=nn.Linear(5, 3)), (torch.randn(n, 5),)
-
-
-@model
 def sequences_without_positions(n: int) -> Case:
     def f(s: Any, x: Tensor) -> Tensor:
         rows = s.a(x).reshape(-1, 3)

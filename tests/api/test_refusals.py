@@ -325,3 +325,28 @@ class TestMisuse:
         tape.grads()
         with pytest.raises(persample.MixedSamplesError, match="whole batch"):
             tape.clipped_sum(1.0)
+
+
+def test_a_gradient_by_what_was_not_known_as_samples_names_two_ways_out() -> None:
+    """Distances are computed before the model is called for the first time."""
+    torch.manual_seed(0)
+    model, x = nn.Linear(3, 1).double(), torch.randn(4, 3, dtype=torch.float64)
+
+    def losses(model: nn.Module, x: Tensor) -> Tensor:
+        place = x.detach().requires_grad_()
+        energy = model(place.square()).tanh()
+        slope = torch.autograd.grad(energy.sum(), place, create_graph=True)[0]
+        return slope.square().sum(1)
+
+    with pytest.raises(persample.MixedSamplesError) as caught, persample.record(model) as tape:
+        tape.backward(losses(model, x))
+    assert "tape.mark(x)" in caught.value.fix
+    assert "record(..., n=...)" in caught.value.fix
+    expected = persample.testing.oracle(model, losses, x)
+    with persample.record(model) as tape:
+        tape.mark(x)
+        tape.backward(losses(model, x))
+    assert persample.testing.relative_error(tape.grads(), expected) < 1e-10
+    with persample.record(model, n=4) as tape:
+        tape.backward(losses(model, x))
+    assert persample.testing.relative_error(tape.grads(), expected) < 1e-10

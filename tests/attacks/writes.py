@@ -246,6 +246,10 @@ WRITES: dict[str, tuple[str, str]] = {
         "b = zeros(2 * N)\nfor i in range(N):\n    b.as_strided((N,), (1,), i).add_(h[i])\n"
         "out = h * b[:N]",
     ),
+    "overlapping windows at once": (
+        REFUSED,
+        "b = zeros(N + 1)\nb.as_strided((N, 2), (1, 1)).copy_(h[:, :2])\nout = h + b[:N, None]",
+    ),
     "a flat view after its base was written": (
         EITHER,
         "b = zeros()\nv = b.view(-1)\nb[:2] = h[:2]\nv[2 * N :] = h[2:].reshape(-1)\nout = b * h",

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import persample
 from persample.testing import oracle, relative_error
 
-from ..models import MODELS, flat_loss
+from ..models import MODELS, Fn, flat_loss, par
 
 # What torch itself does not accept with an empty batch.
 NEEDS_SAMPLES = set(
@@ -77,3 +78,22 @@ def test_the_check_finds_nothing_wrong(name: str) -> None:
     with persample.record(model, verify=True) as tape:
         tape.backward(loss(model, batch))
     tape.grads()
+
+
+@pytest.mark.parametrize("n", [0, 1, 3, 4])
+def test_layers_of_width_zero(n: int) -> None:
+    """What adaptive softmax makes of small layers, for rows of some samples alone."""
+
+    def forward(s: Any, x: Tensor) -> Tensor:
+        chosen = x[:, 0] > 0
+        return s.c(x).index_put((chosen,), F.linear(F.linear(x[chosen], s.a), s.b))
+
+    torch.manual_seed(0)
+    model = Fn(forward, a=par(0, 5), b=par(3, 0), c=nn.Linear(5, 3)).double()
+    batch = (torch.randn(n, 5, dtype=torch.float64),)
+    expected = oracle(model, loss, batch, n=n)
+    with persample.record(model, n=n) as tape:
+        tape.backward(loss(model, batch))
+    assert relative_error(tape.grads(), expected) < 1e-10
+    sizes = torch.cat([g.flatten(1) for g in expected.values()], 1).norm(dim=1)
+    torch.testing.assert_close(tape.norms(), sizes)

@@ -25,8 +25,7 @@ READS = ("_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select
 BY_ROW = set(
     """packed_lstm gru_packed_both_ways experts_index_add experts_of_few_samples picture_tokens
     siamese_concat buffer_written_in_a_loop embedding_bag gru_reused gru_time_first lstm
-    lstm_frozen_hidden lstm_projected rnn_learned_state rnn_with_initial_state
-    layers_of_width_zero""".split()
+    lstm_frozen_hidden lstm_projected rnn_learned_state rnn_with_initial_state""".split()
 )
 
 

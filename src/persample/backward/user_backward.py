@@ -264,6 +264,9 @@ def _mark(
         why, fix = "the gradient is not proven to keep samples separate", LOOP
         if trouble:
             why, fix = trouble[0].why, trouble[0].fix
+        elif roots and isinstance(state, Constant) and source.is_leaf:
+            why = "nothing said that the tensor by which it is taken holds samples"
+            fix = f"tape.mark(x) before x.requires_grad_(), or record(..., n=...); or {LOOP}"
         reason = Reason("torch.autograd.grad", why, (tuple(grad.shape),), here(), fix)
         context.states.put(grad, Mixed(reason))
         return

@@ -94,17 +94,12 @@ def _colours(written: Written, whole: Place, tensor: Tensor, n: int) -> Tensor |
 
     for place, layout in written:
         before, new = seen(place), ids_of(layout, place.shape, n, tensor.device)
-        if before is None or _repeats(place):
+        if before is None or overlaps(place.shape, place.stride):
             return None
         if bool(((before >= 0) & (new >= 0) & (before != new)).any()):
             return None
         before.copy_(torch.maximum(before, new))
     return seen(place_of(tensor))
-
-
-def _repeats(place: Place) -> bool:
-    """Whether elements share memory."""
-    return any(s > 1 and step == 0 for s, step in zip(place.shape, place.stride, strict=True))
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
