@@ -32,7 +32,7 @@ def reshape(layout: Layout, old: Shape, new: Shape, n: int, device: torch.device
 
 def _axis_of_nothing(layout: Layout, old: Shape, new: Shape, n: int) -> int:
     """There is nothing to colour: where samples were, an axis of n before it, or an empty one."""
-    before = list(new[: layout.axis + 1])
+    before = list(new[: layout.axis + 1]) if n else []
     if len(before) > layout.axis and before[-1] == old[layout.axis]:
         return layout.axis
     return before.index(n) if n in before else list(new).index(0)
