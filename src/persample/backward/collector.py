@@ -17,7 +17,7 @@ from ..layouts import ADDITIVE
 from ..rules import OfTable
 from ..run_state import uncast
 from ..uses import Context, Firing, Operand, Use
-from .consumers.consumer import Consumer
+from .consumers.consumer import Consumer, Kept
 from .contribution import (
     Contribution,
     attached,
@@ -29,6 +29,7 @@ from .contribution import (
     written_out,
 )
 from .rule_choice import forms_of
+from .waiting import wait
 
 
 class Collector:
@@ -141,6 +142,11 @@ class Collector:
             return
         if user_code.by_hand:
             forget_lookups(use, user_code.by_hand)
+        if use.alone and not options.positions and not self._sharded:
+            waiting = wait(use, saved[0], scaled[0], context.n)
+            if waiting is not None and isinstance(self.consumer, Kept):
+                self.consumer.wait(waiting)
+                return
         firing, positions = Firing(saved, scaled), options.positions
         forms, name = forms_of(use, firing, context.n or 0, options.rules, positions=positions)
         kept = firing if positions else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -12,9 +13,10 @@ from ..forms import Dense, Form, Gradients, total, within
 from ..run_state import uncast
 from ..uses import Context
 from .collector import Collector
-from .consumers.consumer import Kept, Looped
+from .consumers.consumer import Kept, Looped, expanded
 from .consumers.lean import Lean
 from .contribution import Contribution
+from .waiting import join_waiting
 
 
 class KeptForms:
@@ -27,16 +29,42 @@ class KeptForms:
 
     def uses(self, names: Iterable[str]) -> dict[str, list[Form]]:
         """Every use's form of those parameters that are not known yet and received a gradient."""
-        consumer, known = self._collector.consumer, self.gradients.known
+        consumer = self._collector.consumer
         if isinstance(consumer, Looped):
             return {name: [Dense(consumer.rows[name])] for name in names}
+        missing = self._missing(names)
+        assert isinstance(consumer, Kept)
+        return self._parts(consumer.contributions, missing) if missing else {}
+
+    def joined(self, names: Iterable[str]) -> tuple[dict[str, list[Form]], dict[str, Form]]:
+        """The same for one query about all of them; and small layers that are asked together."""
+        consumer = self._collector.consumer
+        waiting = [] if not isinstance(consumer, Kept) else consumer.waiting()
+        if not isinstance(consumer, Kept) or len(waiting) < 2:
+            return self.uses(names), {}
+        missing = self._missing(names)
+        others = [entry for entry in consumer.entries if isinstance(entry, Contribution)]
+        parts = self._parts(others, missing)
+        counts = Counter(o.name for one in waiting for o in one.use.operands)
+        free = {name for name in missing if counts[name] == 1 and name not in parts}
+        found, apart = join_waiting(waiting, free)
+        for name, forms in self._parts(expanded(apart), missing).items():
+            parts[name] = parts.get(name, []) + forms
+        return parts, found
+
+    def _missing(self, names: Iterable[str]) -> set[str]:
+        consumer, known = self._collector.consumer, self.gradients.known
         assert isinstance(consumer, Kept)
         if consumer.changes != self._changes:
             known.clear()
             self._changes = consumer.changes
-        missing = {name for name in names if name not in known}
+        return {name for name in names if name not in known}
+
+    def _parts(
+        self, contributions: Iterable[Contribution], missing: set[str]
+    ) -> dict[str, list[Form]]:
         parts: dict[str, list[Form]] = {}
-        for contribution in consumer.contributions if missing else ():
+        for contribution in contributions:
             name = contribution.operand.name  # most are used as they are
             one = None if name is None else [(name, contribution.form)]
             for name, form in one or self._collector.attached(contribution, missing):
@@ -64,7 +92,7 @@ def add_to_grad(context: Context, collector: Collector) -> None:
     sums: Mapping[str, Tensor] = {}
     with torch._C.DisableTorchFunction(), torch.no_grad(), uncast():
         if isinstance(consumer, Kept):
-            sums = _summed(context, collector, consumer.latest())
+            sums = _summed(context, collector, expanded(consumer.latest()))
         elif isinstance(consumer, Lean):
             sums = consumer.totals
     write_grad(context, sums if factor == 1.0 else {k: g / factor for k, g in sums.items()})

@@ -15,7 +15,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves
 
 from ..errors import UsageError, describe, here
 from ..inputs.input_trees import walk
-from ..uses.parameters import modules_of
+from ..uses.module_tree import modules_of
 from .recorded_graph import multiple_calls, run
 from .sample_batch import Batch
 

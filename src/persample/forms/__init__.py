@@ -6,7 +6,7 @@ from .dense import Dense
 from .fast.elementwise import Scaled, scale_form
 from .fast.picked_rows import Picked
 from .fast.single_samples import SingleSamples
-from .fast.stacked import Stacked, name_joined
+from .fast.stacked import Stacked, name_joined, stack_layers
 from .fast.written_rows import pull_back_together
 from .form import Form, inner, lift, real, wide
 from .gradients import Gradients, add_norms, bound_norms, certain_sums, norms_of, settled
@@ -65,6 +65,7 @@ __all__ = [
     "settled",
     "shares",
     "spans",
+    "stack_layers",
     "total",
     "walk_rows",
     "wide",

@@ -53,22 +53,26 @@ class Gradients:
         forms |= found
         return forms
 
-    def sq_norms(self, groups: Names, uses: Uses, n: int, device: torch.device) -> Tensor:
-        """‖gᵢ‖² over groups of parameters: (groups, n)."""
+    def sq_norms(
+        self, groups: Names, uses: Uses, joined: dict[str, Form], n: int, device: torch.device
+    ) -> Tensor:
+        """‖gᵢ‖² over groups of parameters: (groups, n). What is ``joined`` needs one group."""
         forms = self.written([name for group in groups for name in group], uses)
-        forms = stack_forms(forms) if len(groups) == 1 else forms
+        forms = stack_forms(forms) | joined if len(groups) == 1 else forms
         return add_norms(_in_groups(forms, groups), n, device)
 
-    def weighted_sums(self, names: Iterable[str], uses: Uses, c: Tensor) -> dict[str, Tensor]:
+    def weighted_sums(
+        self, names: Iterable[str], uses: Uses, joined: dict[str, Form], c: Tensor
+    ) -> dict[str, Tensor]:
         """Σ cᵢ gᵢ of every parameter."""
         found: dict[str, Tensor] = {}
-        for name, form in stack_forms(self.forms(names, uses)).items():
+        for name, form in (stack_forms(self.forms(names, uses)) | joined).items():
             _note(found, name, form, form.weighted_sum(c))
         return found
 
     def bounds(
-        self, groups: Names, uses: Uses, room: Callable[[int], int], *, counted: bool, n: int,
-        device: torch.device, elements: int,
+        self, groups: Names, uses: Uses, joined: dict[str, Form], room: Callable[[int], int],
+        *, counted: bool, n: int, device: torch.device, elements: int,
     ) -> tuple[dict[str, Form], Tensor]:  # fmt: skip
         """Forms for one sum, and what ‖gᵢ‖² of groups does not exceed in it: (groups, n).
 
@@ -80,7 +84,7 @@ class Gradients:
         forms |= rows
         if counted and rows:
             spend(sum(form.nbytes() for form in rows.values()))
-        forms = stack_forms(forms) if len(groups) == 1 else forms
+        forms = stack_forms(forms) | joined if len(groups) == 1 else forms
         return forms, bound_norms(_in_groups(forms, groups), n, device, elements)
 
 

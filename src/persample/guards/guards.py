@@ -32,8 +32,11 @@ class Kept(Protocol):
     """What a tape keeps of one use, as far as guards look at it."""
 
     use: Use
-    operand: Operand
     watched: Sequence[Tensor]
+
+    @property
+    def operand(self) -> Operand:
+        """The parameter, or what is derived from some."""
 
     def relies(self, by_hand: Collection[Any]) -> bool:
         """Whether answers are computed from values of parameters on demand."""

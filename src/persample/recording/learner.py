@@ -93,6 +93,7 @@ class Learner:
         use = UsePlan(
             operator, kind, mine, kind.constants(values), here(), known.batches,
             additive=operator.additive and operator.name not in rules,
+            alone=operator.name == "linear" and not rules and _alone(kind, mine, state),
             wanted=wanted,
         )  # fmt: skip
         step = Step(func, origins, tuple(kwargs), known, -1, use, watched=bool(roles.loose))
@@ -164,3 +165,10 @@ class Learner:
 
 def _closed(state: Any) -> TypeGuard[Layout]:
     return state.__class__ is Layout and state.ids is None and state.coupled is None
+
+
+def _alone(kind: Kind, mine: list[tuple[int, str | None, bool]], state: Layout) -> bool:
+    """Whether a linear layer takes recorded parameters as they are, and each row is a sample's."""
+    usual = kind.data == [0] and kind.template.simple and kind.layouts == [state]
+    named = all(name is not None and not derived for _, name, derived in mine)
+    return usual and named and (state.axis, state.inner) == (0, 1)

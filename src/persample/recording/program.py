@@ -108,15 +108,27 @@ class UsePlan:
 
     ``mine`` are the places of its parameters, their names, and whether they are derived from
     others. ``leaves`` are its plain values.
-    ``additive``: no derivative reads its values.
+    ``additive``: no derivative reads its values. ``alone``: see :class:`Use`.
     """
 
-    __slots__ = ("additive", "batches", "kind", "leaves", "mine", "operator", "place", "wanted")
+    __slots__ = (
+        "additive",
+        "alone",
+        "batches",
+        "kind",
+        "leaves",
+        "mine",
+        "operator",
+        "place",
+        "wanted",
+    )
 
     def __init__(
         self, operator: Operator, kind: Kind, mine: list[tuple[int, str | None, bool]],
-        leaves: list[Any], place: Place | None, batches: int, *, additive: bool, wanted: bool,
+        leaves: list[Any], place: Place | None, batches: int, *, additive: bool, alone: bool,
+        wanted: bool,
     ) -> None:  # fmt: skip
+        self.alone = alone
         self.operator, self.kind, self.leaves, self.place = operator, kind, leaves, place
         self.mine, self.batches, self.additive, self.wanted = mine, batches, additive, wanted
 

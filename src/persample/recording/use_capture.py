@@ -112,6 +112,7 @@ def repeat_use(context: Context, plan: UsePlan, func: Any, values: Sequence[Any]
         saved = [_stand_in(tensor) for tensor in saved]
         _forget_values(context, plan.operator, operands)
     use = Use(context.ref, kind, func, plan.leaves, operands, plan.place, plan.batches)
+    use.alone = plan.alone
     if _is_any_autocast_enabled():
         use.autocast = current_autocast(operands[0].value.device)
     single = kind.single

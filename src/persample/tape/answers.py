@@ -59,8 +59,8 @@ class ParameterForms(Source):
 
     def ready(self) -> None:
         """Refuse to answer from a recording that is not complete, or no longer true."""
-        kept = self.contributions
-        self._guards.expect_true(kept)
+        consumer = self._collector.consumer
+        self._guards.expect_true(consumer.entries if isinstance(consumer, Kept) else [])
         expect_backward(self._context)
 
     def forms(self, names: Collection[str]) -> dict[str, Form]:
@@ -71,22 +71,31 @@ class ParameterForms(Source):
         """Forms whose rows will be looked at: what lies behind derived tensors is written out."""
         return self._gradients.written(names, self._uses(names))
 
-    def _uses(self, names: Iterable[str], *, ready: bool = False) -> dict[str, list[Form]]:
+    def _uses(self, names: Iterable[str]) -> dict[str, list[Form]]:
         """What is true of parameters that were not asked for before."""
-        if not ready:
-            self.ready()
+        self.ready()
         self._guards.expect_values(behind=self._collector.behind)
         return self._forms.uses(names)
 
+    def _joined(
+        self, groups: Names, *, ready: bool = False
+    ) -> tuple[dict[str, list[Form]], dict[str, Form]]:
+        """The same, with small layers joined where there is one group."""
+        if not ready:
+            self.ready()
+        self._guards.expect_values(behind=self._collector.behind)
+        if len(groups) == 1:
+            return self._forms.joined(groups[0])
+        return self._forms.uses(chain.from_iterable(groups)), {}
+
     def sq_norms(self, groups: Names) -> Tensor:
         """‖gᵢ‖² over groups of parameters: (groups, n)."""
-        uses = self._uses(chain.from_iterable(groups))
-        return self._gradients.sq_norms(groups, uses, self.n, self.device)
+        return self._gradients.sq_norms(groups, *self._joined(groups), self.n, self.device)
 
     def bounds(self, groups: Names, elements: int) -> tuple[Forms | None, Tensor]:
         """Forms for one sum, rows where that is cheaper, and bounds of ‖gᵢ‖² over groups."""
         return self._gradients.bounds(
-            groups, self._uses(chain.from_iterable(groups), ready=True), self._room,
+            groups, *self._joined(groups, ready=True), self._room,
             counted=self._context.options.rows is not None,
             n=self.n, device=self.device, elements=elements,
         )  # fmt: skip
@@ -113,7 +122,7 @@ class ParameterForms(Source):
 
     def weighted_sums(self, names: Sequence[str], c: Tensor, *, last: bool) -> Grads:
         """Σ cᵢ gᵢ of parameters that received a gradient."""
-        return self._gradients.weighted_sums(names, self._uses(names), c)
+        return self._gradients.weighted_sums(names, *self._joined([names]), c)
 
     def certain_sums(
         self, names: Sequence[str], forms: Forms | None, c: Grads, bad: Tensor | None

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from ..errors import UsageError
 from ..validation import shown
+from .module_tree import Modules, modules_of, trainable_of
 
-Modules = list[tuple[str, nn.Module]]
 Params = str | Iterable[str] | Callable[[str], bool] | None
 
 
@@ -53,41 +53,6 @@ def choose(params: Params, names: Iterable[str]) -> list[str]:
     return found
 
 
-def modules_of(model: nn.Module) -> Modules:
-    """``named_modules()`` with a dot after every name, in one pass through the tree."""
-    found: Modules = []
-    seen: set[int] = set()
-    waiting = [("", model)]
-    while waiting:
-        prefix, module = waiting.pop()
-        if id(module) in seen:
-            continue
-        seen.add(id(module))
-        found.append((prefix, module))
-        if module._modules:
-            children = [(f"{prefix}{n}.", m) for n, m in module._modules.items() if m is not None]
-            waiting += reversed(children)
-    kinds = {type(module) for _, module in found}
-    if all(kind.named_modules is nn.Module.named_modules for kind in kinds):
-        return found
-    return [(f"{name}." if name else "", module) for name, module in model.named_modules()]
-
-
-def _trainable(model: nn.Module, modules: Modules) -> dict[str, Tensor]:
-    """Those of ``named_parameters()`` that require gradients, as fast as can be."""
-    if type(model).named_parameters is not nn.Module.named_parameters:
-        return {name: p for name, p in model.named_parameters() if p.requires_grad}
-    found: dict[str, Tensor] = {}
-    seen: set[int] = set()
-    for prefix, module in modules:
-        for name, parameter in module._parameters.items():
-            if parameter is not None and id(parameter) not in seen:
-                seen.add(id(parameter))
-                if parameter.requires_grad:
-                    found[prefix + name] = parameter
-    return found
-
-
 class Parameters:
     """Found by identity; looked up again by slot when a tensor is unknown.
 
@@ -98,7 +63,7 @@ class Parameters:
         self, model: nn.Module, params: Params, modules: Modules, *, all_grads: bool = False
     ) -> None:
         self.model = model
-        trainable = _trainable(model, modules)
+        trainable = trainable_of(model, modules)
         chosen = trainable.keys() if params is None else set(choose(params, trainable))
         # ordinary gradients are wanted of all of them, questions are asked of the chosen ones
         self._asked = frozenset(chosen) if all_grads and params is not None else None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from torch import Tensor
 
 from ...forms import Form
 from ..contribution import Contribution
+from ..waiting import Waiting
 
 Parts = Callable[[Contribution], list[tuple[str, Form]]]
 
@@ -38,36 +39,73 @@ class Consumer:
 
 
 class Kept(Consumer):
-    """The contributions of all passes; ``changes`` counts how often they became others."""
+    """The contributions of all passes; ``changes`` counts how often they became others.
+
+    Small ones wait: ``entries`` holds what was brought, in its order.
+    """
 
     def __init__(self) -> None:
-        self.contributions: list[Contribution] = []
+        self.entries: list[Contribution | Waiting] = []
         self.changes = 0
         self._before = 0
 
     def begin(self) -> None:
         """A backward pass begins."""
-        self._before = len(self.contributions)
+        self._before = len(self.entries)
 
     def take(self, contribution: Contribution, parts: Parts) -> None:
         """Keep it as small as can be."""
         contribution.keep()
-        self.contributions.append(contribution)
+        self.entries.append(contribution)
         self.changes += 1
 
-    def latest(self) -> list[Contribution]:
+    def wait(self, waiting: Waiting) -> None:
+        """Keep what a small layer's tap brought."""
+        self.entries.append(waiting)
+        self.changes += 1
+
+    def finish(self) -> None:
+        """What waits alone has nothing to be joined with."""
+        if len(self.waiting()) == 1:
+            self._settle()
+
+    @property
+    def contributions(self) -> list[Contribution]:
+        """All of them: nothing waits any longer."""
+        return self._settle()
+
+    def _settle(self) -> list[Contribution]:
+        before = expanded(self.entries[: self._before])
+        latest = expanded(self.entries[self._before :])
+        self._before = len(before)
+        self.entries = [*before, *latest]
+        return [*before, *latest]
+
+    def waiting(self) -> list[Waiting]:
+        """What waits."""
+        return [entry for entry in self.entries if isinstance(entry, Waiting)]
+
+    def latest(self) -> list[Contribution | Waiting]:
         """What the last pass brought."""
-        return self.contributions[self._before :]
+        return self.entries[self._before :]
 
     def rollback(self) -> None:
         """The pass failed: forget what it brought."""
-        del self.contributions[self._before :]
+        del self.entries[self._before :]
         self.changes += 1
 
     def clear(self) -> None:
         """Forget everything."""
-        self.contributions.clear()
+        self.entries.clear()
         self.changes += 1
+
+
+def expanded(entries: Sequence[Contribution | Waiting]) -> list[Contribution]:
+    """The contributions, also of what waits."""
+    found: list[Contribution] = []
+    for entry in entries:
+        found += entry.contributions() if isinstance(entry, Waiting) else [entry]
+    return found
 
 
 class Looped(Consumer):

@@ -6,7 +6,7 @@ size. A question to each on its own costs more in calls than in arithmetic.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -66,10 +66,27 @@ def _stack_products(forms: dict[str, Form]) -> dict[str, Form]:
     if len(forms) == 1:
         return forms
     sides = zip(*[form.tensors() for form in forms.values()], strict=True)
-    left, right = [torch.stack(side, 1).unsqueeze(2) for side in sides]
-    shape = torch.Size((left.shape[1], left.shape[3], right.shape[3]))
-    shapes = {name: form.shape for name, form in forms.items()}
-    return {next(iter(forms)): Stacked(Outer(left, right, shape), shapes)}
+    left, right = [torch.stack(side, 1) for side in sides]
+    return _blocks(left, right, {name: form.shape for name, form in forms.items()})
+
+
+def _blocks(left: Tensor, right: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Form]:
+    """Outer products of factors (n, blocks, …), under the first one's name."""
+    shape = torch.Size((left.shape[1], left.shape[2], right.shape[2]))
+    outer = Outer(left.unsqueeze(2), right.unsqueeze(2), shape)
+    return {next(iter(shapes)): Stacked(outer, shapes)}
+
+
+def stack_layers(
+    grads: Sequence[Tensor], inputs: Sequence[Tensor], weights: Mapping[str, torch.Size],
+    biases: Mapping[str, torch.Size],
+) -> dict[str, Form]:  # fmt: skip
+    """The forms of linear layers of one size, with one position per sample."""
+    left = torch.stack(list(grads), 1)
+    found = _blocks(left, torch.stack(list(inputs), 1), weights)
+    if biases:
+        found[next(iter(biases))] = Stacked(Dense(left.flatten(1)), biases)
+    return found
 
 
 class Kinds(NamedTuple):
