@@ -197,6 +197,31 @@ class Tanh(torch.autograd.Function):
         return grad * 3
 
 
+def test_calls_after_custom_functions_are_learned_at_once(handled: list[str]) -> None:
+    torch.manual_seed(0)
+    model, x = Net().double(), torch.randn(N, 3).double()
+
+    def step(model: Net, x: Tensor) -> Tensor:
+        h = model.first(x)
+        for layer in (model.second, model.third, model.second):
+            spike = Tanh.apply(h)
+            h = layer(spike) + 0.9 * (h - spike)
+        return h.square().sum(1)
+
+    counts = []
+    for _ in range(4):
+        handled.clear()
+        with persample.record(model) as tape:
+            tape.mark(x)
+            losses = step(model, x)
+            counts.append(len(handled))
+            tape.backward(losses)
+    assert counts[1] < counts[0] / 2
+    assert counts[1] == counts[2] == counts[3]
+    for name, rows in truth(model, x, step).items():
+        torch.testing.assert_close(tape.grads()[name], rows, rtol=1e-10, atol=1e-12)
+
+
 def within(manager: Callable[[], Any]) -> Step:
     """The whole model inside a context manager."""
 

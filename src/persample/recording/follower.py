@@ -54,19 +54,21 @@ class Follower:
         at = cursor.at or cursor.begin()
         if at is None:
             return MISSED
+        backward = self._backward
+        if (
+            self._pending
+            or backward.receiving
+            or backward.muted
+            or not is_grad_enabled()
+            or is_inference_mode_enabled()
+            or (types and types != _PLAIN_TYPES)
+        ):  # other circumstances than a step's
+            cursor.passing = True
+            return MISSED
         for step in at.following:
             if step.func is not func and step.func != func:  # an attribute is made anew each time
                 continue
-            backward = self._backward
-            if (
-                self._pending
-                or backward.receiving
-                or backward.muted
-                or not is_grad_enabled()
-                or (step.use is not None and self._user_code.differentiable)
-                or is_inference_mode_enabled()
-                or (types and types != _PLAIN_TYPES)
-            ):  # other circumstances than a step's
+            if step.use is not None and self._user_code.differentiable:
                 cursor.passing = True
                 return MISSED
             if step.only >= 0:
