@@ -5,7 +5,9 @@
 Every step ends with an update by SGD. The plain one is forward, backward of the mean loss and
 update. A private one clips every sample, adds noise, divides and updates; persample's also draws
 the batch (at rate 1, so that all have the same samples), loads and counts it. Rounds are
-interleaved, and times are those of the process, so that other programs decide little.
+interleaved, and times are those of the process, so that other programs decide little. Beside them
+stand what a step cannot do without: the time inside torch's kernels (as if Python were free), and
+that of the noise alone.
 """
 
 from __future__ import annotations
@@ -28,10 +30,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from persample import private
+from persample.private.noise import Noise
 
 from ..models import MODELS
 from ..models.case import Case
 from ..peers.libraries import opacus_twin
+from .kernels import kernels
 from .memory import forked, peak, prepare
 from .process import limit, message
 from .results import RESULTS, ROOT, WARM, environment
@@ -68,6 +72,13 @@ def ours(case: Case) -> Step:
     )  # fmt: skip
     steps = iter(training)
     return lambda: next(steps)
+
+
+def noise_alone(case: Case) -> Step:
+    """The noise of one step, added to sums of all parameters."""
+    sums = {name: torch.zeros_like(p) for name, p in case[0].named_parameters() if p.requires_grad}
+    noise = Noise(secret=bytes(32), std=1.0)
+    return lambda: noise.add(noise.draws, sums, 2.0)
 
 
 class Criterion(nn.Module):
@@ -167,16 +178,19 @@ def timed(name: str, rounds: int) -> dict[str, Any]:
             cell.found = {"state": "fails", "message": message(error)}
             cells.append(cell)
             cell.timed = False
+    parts = Cell("noise", "step", noise_alone(case_of(name)))
     found: dict[str, Any] = {}
-    for control, share in rounds_of(base, cells, rounds, 1e9, started, time.process_time):
+    for control, share in rounds_of(base, [*cells, parts], rounds, 1e9, started, time.process_time):
         found = {
             "plain_ms": statistics.median(base.seconds) * 1e3,
             "rounds": len(base.seconds),
             "control": summary(control, base.seconds),
             "processor share": share,
             "peers": {cell.peer: summary(cell, base.seconds) for cell in cells},
+            "noise": summary(parts, base.seconds)["median"],
         }
-    return found
+    steps = {"plain": base.step, "persample": cells[0].step}
+    return found | {"kernels": kernels(steps, max(3, rounds // 3))["persample"]}
 
 
 def _peak(build: Callable[[Case], Step], name: str) -> dict[str, Any]:

@@ -43,7 +43,8 @@ def steps_of_training(found: dict[str, Any]) -> str:
         goal = figure(GOALS[name]) if name in GOALS else "–"
         plain = f"{figure(model['plain_ms'])} ms"
         again = figure(model["control"]["median"])
-        body.append([name, plain, again, times[0], goal, *times[1:], *sizes])
+        floor = [figure(model[key]) if key in model else "–" for key in ("kernels", "noise")]
+        body.append([name, plain, again, times[0], goal, *floor, *times[1:], *sizes])
         noted += [name] if disturbed(model) else []
         quoted += [
             f"{peer} on {name}: `{peers[peer]['message']}`"
@@ -52,7 +53,8 @@ def steps_of_training(found: dict[str, Any]) -> str:
         ]
     if not body:
         return ""
-    head = ["model", "plain", "plain again", "persample", "goal", *names[1:]]
+    head = ["model", "plain", "plain again", "persample", "goal", "kernels alone", "noise alone"]
+    head += names[1:]
     head += [f"memory, {peer}" for peer in names]
     text = table(head, body) + f"\n\nThe goal for memory is {MEMORY_GOAL}."
     if noted:
