@@ -83,7 +83,7 @@ def test_a_part_is_that_of_the_rows() -> None:
         tape = record(model.double(), x.double(), 1 << 30)
         weight = next(iter(tape.names))
         with tape._answering() as question:
-            form = question.source.forms([weight])[weight]
+            form = question.forms([weight])[weight]
         part = form.cut(2, 5)
         assert part is not None, name
         torch.testing.assert_close(part.wide_dense(), form.wide_dense()[:, 2:5], msg=name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -19,20 +18,10 @@ class Sum:
     def __init__(self, *shape: int, device: torch.device) -> None:
         self.value = torch.zeros(shape, dtype=torch.float32, device=device)
 
-    def add(self, part: Tensor) -> None:
-        """One parameter's part."""
-        self.value = self.value + part.to(self.value.device)
-
-
-def add_over_parameters(parts: Mapping[str, Tensor], n: int, device: torch.device) -> Tensor:
-    """Σ over parameters, in the widest dtype: a fresh tensor."""
-    values = list(parts.values())
-    if values and all(v.dtype is values[0].dtype and v.device == device for v in values):
-        return torch.stack(values).sum(0)
-    total = Sum(n, device=device)
-    for value in values:
-        total.add(value)
-    return total.value
+    def add(self, *parts: Tensor) -> None:
+        """The parts of some parameters."""
+        for part in parts:
+            self.value = self.value + part.to(self.value.device)
 
 
 def project_parameter(name: str, form: Form, dim: int, seed: int) -> Tensor:

@@ -20,7 +20,7 @@ from ..errors import UsageError
 from ..forms import Form, Norms, add_norms, bound_norms, certain_sums
 from ..guards.guards import Guards
 from ..uses import Context
-from .question import Forms, Grads, Names, Source, Visitor
+from .question import Forms, Grads, Names, Question, Visitor
 
 SHARE = 4  # the tape holds about what a plain step holds: a quarter more is kept at most
 LITTLE = 1 << 20  # bytes of rows that are not worth counting
@@ -35,8 +35,8 @@ def expect_backward(context: Context) -> None:
         )
 
 
-class ParameterForms(Source):
-    """A source that kept every use's form (or, of a loop, the rows)."""
+class ParameterForms(Question):
+    """A recording that kept every use's form (or, of a loop, the rows)."""
 
     keeps = True
 
@@ -102,16 +102,10 @@ class ParameterForms(Source):
 
     def held(self) -> int:
         """Bytes of what the forms hold: several may hold the same output gradient."""
-        shared: dict[int, int] = {}
-        own = 0
-        for contribution in self.contributions:
-            tensors = contribution.form.tensors()
-            if not tensors:
-                own += contribution.form.nbytes()
-            for tensor in tensors:
-                storage = tensor.untyped_storage()
-                shared[storage.data_ptr()] = storage.nbytes()
-        return own + sum(shared.values())
+        forms = [contribution.form for contribution in self.contributions]
+        storages = [t.untyped_storage() for form in forms for t in form.tensors()]
+        shared = {storage.data_ptr(): storage.nbytes() for storage in storages}
+        return sum(shared.values()) + sum(form.nbytes() for form in forms if not form.tensors())
 
     def _room(self, wanted: int) -> int:
         """Bytes of rows that may be kept: as granted, or a share of what is held anyway."""
@@ -130,20 +124,22 @@ class ParameterForms(Source):
         """Σ cᵢ gᵢ from what bounds came from, without ``bad`` samples."""
         return certain_sums(forms or {}, c, bad)
 
-    def each(self, names: Sequence[str], visit: Visitor, *, linear: bool, last: bool) -> None:
+    def each(
+        self, names: Sequence[str], visit: Visitor, *, linear: bool = False, last: bool = False
+    ) -> None:
         """Show the form of every parameter that received a gradient to a visitor."""
         for name, form in (self.forms if linear else self.written)(names).items():
             visit(name, form)
 
 
-class LeanAnswers(Source):
+class LeanAnswers(Question):
     """Answers of a lean recording."""
+
+    keeps = False
 
     def __init__(self, context: Context, lean: Lean, passes: Passes, guards: Guards) -> None:
         super().__init__(context)
         self._lean, self._passes, self._guards = lean, passes, guards
-
-    keeps = False
 
     def ready(self) -> None:
         """Refuse to answer from a recording that is not complete, or no longer true."""
@@ -166,9 +162,16 @@ class LeanAnswers(Source):
     def forms(self, names: Collection[str]) -> dict[str, Form]:
         """Nothing is kept."""
         self.ready()
-        raise nothing_kept()
+        raise UsageError(
+            "a lean recording keeps no gradients",
+            why="positions() needs both factors of every use, and cross() those of one of two "
+            "tapes",
+            fix="record(model) without lean=True",
+        )
 
-    def each(self, names: Sequence[str], visit: Visitor, *, linear: bool, last: bool) -> None:
+    def each(
+        self, names: Sequence[str], visit: Visitor, *, linear: bool = False, last: bool = False
+    ) -> None:
         """One more backward pass; the ``last`` question frees the graph."""
         self.ready()
         self._guards.expect_true((), self._lean.operands.values())
@@ -227,12 +230,3 @@ class LeanAnswers(Source):
             return None
         self.ready()
         return lean.sums, lean.squares, lean.variances
-
-
-def nothing_kept() -> UsageError:
-    """A question that needs more than one gradient at a time."""
-    return UsageError(
-        "a lean recording keeps no gradients",
-        why="positions() needs both factors of every use, and cross() those of one of two tapes",
-        fix="record(model) without lean=True",
-    )

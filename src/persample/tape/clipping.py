@@ -159,7 +159,7 @@ def clipped_sum(
     _warn_of_numbers(question)
     groups = rule.split(names) if isinstance(rule, Grouped) else [tuple(names)]
     within = rule.within if isinstance(rule, Grouped) else rule
-    forms, bounds = question.source.bounds(groups, _elements(question, names))
+    forms, bounds = question.bounds(groups, _elements(question, names))
     bad = _left_out(bounds, warn=warn)
     c: dict[str, Tensor] = {}
     for group, sizes in zip(groups, bounds.sqrt(), strict=True):
@@ -167,12 +167,12 @@ def clipped_sum(
         share = share if bad is None else share.masked_fill(bad, 0)
         c.update(dict.fromkeys(group, share))
     if reduction is None:
-        sums = question.source.certain_sums(names, forms, c, bad)
+        sums = question.certain_sums(names, forms, c, bad)
         return question.cast(names, sums, wide=True), bad is not None
     reduction.begin()
     found: Grads = {}
     for some, mine in _in_order(names, forms):
-        sums = question.source.certain_sums(some, mine, c, bad)
+        sums = question.certain_sums(some, mine, c, bad)
         for name, value in question.cast(some, sums, wide=True).items():
             reduction.add(name, value)
             found[name] = value
@@ -196,8 +196,8 @@ def _in_order(
 
 def nonfinite(question: Question, names: Sequence[str]) -> Tensor:
     """The samples that contribute nothing to a clipped sum: indices."""
-    question.source.ready()
-    _, bounds = question.source.bounds([names], _elements(question, names))
+    question.ready()
+    _, bounds = question.bounds([names], _elements(question, names))
     return (~torch.isfinite(bounds[0])).nonzero().flatten()
 
 
@@ -220,10 +220,9 @@ def _warn_of_numbers(question: Question) -> None:
 
 def _left_out(bounds: Tensor, *, warn: bool) -> Tensor | None:
     """Which samples are not finite; None if all are."""
-    finite = torch.isfinite(bounds.sum(0))
-    if bool(finite.all()):
+    bad = ~torch.isfinite(bounds.sum(0))
+    if not bool(bad.any()):
         return None
-    bad = ~finite
     if warn:
         which = bad.nonzero().flatten().tolist()
         warnings.warn(

@@ -64,8 +64,10 @@ def split(shape: Sequence[int], layout: Layout, n: int, features: set[int], pixe
         others = [d for d in others if shape[d] > 1] or others[-1:]
     if shared > 1:
         axes: tuple[int, ...] = ()
-        count, rest = shared, [d for d in others if d != axis]
-        ids = _ids(shape, axis, layout, n, count)
+        count, rest, index = shared, [d for d in others if d != axis], torch.arange(shape[axis])
+        within = n == 1 or layout.inner > 1  # positions are within samples, or around them
+        ids = index if within else index % n * count + index // n
+        ids = ids.view([-1 if d == axis else 1 for d in range(len(shape))])
     else:
         axes, rest = (tuple(others), []) if pixels else (tuple(others[:1]), others[1:])
         if not axes:
@@ -88,14 +90,6 @@ def _samples_axis(shape: Sequence[int], layout: Layout, n: int) -> tuple[int, in
     if outer > 1 and layout.inner > 1:
         raise Placeless("the samples' axis holds two other axes")
     return layout.axis, outer * layout.inner
-
-
-def _ids(shape: Sequence[int], axis: int, layout: Layout, n: int, count: int) -> Tensor:
-    """Samples and positions on one axis, positions either within samples or around them."""
-    index = torch.arange(shape[axis])
-    within = n == 1 or layout.inner > 1
-    ids = index if within else index % n * count + index // n
-    return ids.view([-1 if d == axis else 1 for d in range(len(shape))])
 
 
 def _features(use: Use, firing: Firing, rank: int) -> tuple[set[int], bool]:
@@ -242,11 +236,3 @@ def _common_split(
             fix="ask for those that agree: tape.positions(params=lambda name: ...)",
         )
     return found, next(iter(lengths), 0)
-
-
-def no_positions() -> UsageError:
-    """A tape of a loop knows no positions."""
-    return UsageError(
-        "this tape was computed one loss at a time, so no positions are known",
-        fix="use a model that persample can prove",
-    )

@@ -12,7 +12,6 @@ from ..forms import Dense, Form, Scaled, real, wide
 from ..forms.sums import (
     NoiseScale,
     Sum,
-    add_over_parameters,
     project_parameter,
     variance_from_moments,
 )
@@ -51,9 +50,9 @@ def cross(mine: Question, other: Question, names: Sequence[str]) -> Tensor:
                 why="the tapes are of different models",
                 fix="record both on the same model, or select params= that fit",
             )
-    if not other.source.keeps and mine.source.keeps:
+    if not other.keeps and mine.keeps:
         return cross(other, mine, common).T
-    others = other.source.forms(common)
+    others = other.forms(common)
     total = Sum(mine.n, other.n, device=mine.device)
 
     def visit(name: str, form: Form) -> None:
@@ -67,11 +66,12 @@ def cross(mine: Question, other: Question, names: Sequence[str]) -> Tensor:
 def dots(question: Question, direction: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
     """⟨gᵢ, V⟩: (n,), or (n, m) for m directions."""
     several = any(direction[name].dim() > question.selected[name].dim() for name in names)
-    found = None if several else question.source.found_dots(direction, names)
-    if found is not None:
-        return add_over_parameters(found, question.n, question.device)
+    found = None if several else question.found_dots(direction, names)
     count = [direction[names[0]].shape[0]] if several else []
     total = Sum(question.n, *count, device=question.device)
+    if found is not None:
+        total.add(*found.values())
+        return total.value
 
     def visit(name: str, form: Form) -> None:
         along = direction[name].detach()
@@ -89,10 +89,9 @@ def project(
     total = Sum(question.n, wanted[0], device=question.device)
     found = None
     if scale is None and len(names) == len(question.selected):
-        found = question.source.found_projections(wanted)
+        found = question.found_projections(wanted)
     if found is not None:
-        for part in found:
-            total.add(part)
+        total.add(*found)
         return total.value
 
     def visit(name: str, form: Form) -> None:
@@ -107,7 +106,7 @@ def project(
 
 def second_moment(question: Question, names: Sequence[str]) -> Grads:
     """meanᵢ gᵢ², element by element."""
-    found, n = question.source.found_moments(), max(question.n, 1)
+    found, n = question.found_moments(), max(question.n, 1)
     squares = found and found[1]
     each = _of_each(question, names, squares, lambda form: form.moments(wide(form.dtype))[1])
     return {name: value / n for name, value in each.items()}
@@ -124,7 +123,7 @@ def _of_each(
 
 
 def _mean(question: Question, names: Sequence[str]) -> Grads:
-    n, found = max(question.n, 1), question.source.found_moments()
+    n, found = max(question.n, 1), question.found_moments()
     if found is not None:
         means = {name: total / n for name, total in found[0].items()}
         return question.cast(names, means, wide=True)
@@ -137,7 +136,7 @@ def variance(question: Question, names: Sequence[str]) -> Grads:
     n = question.n
     if n < 2:
         raise UsageError("a variance needs at least two samples", fix="record a larger batch")
-    found = question.source.found_moments()
+    found = question.found_moments()
     variances = found and {name: value.clone() for name, value in found[2].items()}
     return _of_each(
         question,
@@ -153,7 +152,7 @@ def noise_scale(question: Question, names: Sequence[str]) -> NoiseScale:
     n = question.n
     if n < 2:
         raise UsageError("the noise scale needs at least two samples", fix="record a larger batch")
-    mean_square = float(question.sq_norms(names).double().mean())
+    mean_square = float(question.sq_norms([names])[0].double().mean())
     means = _mean(question, names).values()
     square_mean = sum(float(g.abs().double().square().sum()) for g in means)
     trace = n * (mean_square - square_mean) / (n - 1)

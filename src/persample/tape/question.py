@@ -1,4 +1,4 @@
-"""What every question of a tape starts from: a recording, as a source of answers."""
+"""What every question of a tape starts from: a recording that answers."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Names = Sequence[Sequence[str]]  # groups of parameters
 Visitor = Callable[[str, Form], None]
 
 
-class Source(abc.ABC):
-    """A recording, as its questions see it.
+class Question(abc.ABC):
+    """A recording, open for queries; each is answered inside :meth:`answering`.
 
     What was ``found`` in advance is None if nothing was: then the forms are queried.
     """
@@ -31,6 +31,9 @@ class Source(abc.ABC):
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._lock = threading.RLock()  # questions of a lean recording back-propagate
+
+    # ------------------------------------------------------------------ where answers come from
 
     @property
     def n(self) -> int:
@@ -78,7 +81,9 @@ class Source(abc.ABC):
         """
 
     @abc.abstractmethod
-    def each(self, names: Sequence[str], visit: Visitor, *, linear: bool, last: bool) -> None:
+    def each(
+        self, names: Sequence[str], visit: Visitor, *, linear: bool = False, last: bool = False
+    ) -> None:
         """Show the form of every parameter that received a gradient to a visitor.
 
         Where the question is ``linear``, a parameter may come use by use. The ``last`` question may
@@ -105,13 +110,7 @@ class Source(abc.ABC):
     def forms(self, names: Collection[str]) -> dict[str, Form]:
         """One form per parameter that received a gradient; refused where nothing is kept."""
 
-
-class Question:
-    """A recording, open for queries; each is answered inside :meth:`answering`."""
-
-    def __init__(self, context: Context, source: Source) -> None:
-        self._context, self.source = context, source
-        self._lock = threading.RLock()  # questions of a lean recording back-propagate
+    # ------------------------------------------------------------------ how they are asked for
 
     @contextlib.contextmanager
     def answering(self) -> Iterator[Question]:
@@ -137,13 +136,6 @@ class Question:
         finally:
             LIMIT.reset(budget)
 
-    # ------------------------------------------------------------------ what there is
-
-    @property
-    def n(self) -> int:
-        """How many samples were seen."""
-        return self.source.n
-
     @property
     def selected(self) -> Mapping[str, Tensor]:
         """The recorded parameters, by name."""
@@ -154,18 +146,13 @@ class Question:
         return choose(params, self.selected)
 
     @property
-    def device(self) -> torch.device:
-        """Where answers are added up."""
-        return self.source.device
-
-    @property
     def extracted(self) -> Reason | None:
         """A number of several samples that left torch before the losses were computed."""
         return self._context.backward.extracted
 
     def expect_losses(self, question: str) -> None:
         """Refuse questions that need one loss per sample."""
-        self.source.ready()
+        self.ready()
         backward = self._context.backward
         if backward.scalar:
             raise UsageError(
@@ -189,19 +176,9 @@ class Question:
 
     # ------------------------------------------------------------------ what several ask
 
-    def each(
-        self, names: Sequence[str], visit: Visitor, *, linear: bool = False, last: bool = False
-    ) -> None:
-        """Show the form of every parameter that received a gradient to a visitor."""
-        self.source.each(names, visit, linear=linear, last=last)
-
-    def sq_norms(self, names: Sequence[str]) -> Tensor:
-        """‖gᵢ‖² over parameters."""
-        return self.source.sq_norms([names])[0]
-
     def parameter_norms(self, names: Sequence[str]) -> Grads:
         """‖gᵢ‖ of each parameter."""
-        sizes = self.source.sq_norms([[name] for name in names]).sqrt_()
+        sizes = self.sq_norms([[name] for name in names]).sqrt_()
         like = [self.selected[name] for name in names]
         return {
             name: size.to(parameter.device, real(parameter.dtype))
@@ -212,7 +189,7 @@ class Question:
         self, names: Sequence[str], c: Tensor, *, wide: bool = False, last: bool = False
     ) -> Grads:
         """Σ cᵢ gᵢ; ``wide``: in float32 at least."""
-        return self.cast(names, self.source.weighted_sums(names, c, last=last), wide=wide)
+        return self.cast(names, self.weighted_sums(names, c, last=last), wide=wide)
 
     def cast(self, names: Sequence[str], found: Grads, *, wide: bool) -> Grads:
         """Sums in the dtypes of their parameters, or float32 at least; zeros where none came."""
@@ -222,9 +199,7 @@ class Question:
 
 def _cast(parameter: Tensor, value: Tensor | None, *, wide: bool) -> Tensor:
     """A sum in its parameter's dtype; zeros where no gradient came."""
-    dtype = parameter.dtype
-    if wide and dtype is not torch.float32:
-        dtype = torch.promote_types(dtype, torch.float32)
+    dtype = torch.promote_types(parameter.dtype, torch.float32) if wide else parameter.dtype
     if value is not None:
-        return value if value.dtype is dtype else value.to(dtype)
+        return value.to(dtype)
     return torch.zeros(parameter.shape, dtype=dtype, device=parameter.device)

@@ -28,12 +28,12 @@ from ..validation import (
     unfit,
 )
 from . import products
-from .answers import LeanAnswers, ParameterForms, nothing_kept
+from .answers import LeanAnswers, ParameterForms
 from .clipping import Rule, clipped_sum, flat, nonfinite
 from .explain import Explanation, explain
 from .out_buffers import expect_buffers
-from .positions import contributions, no_positions
-from .question import Grads, Question, Source
+from .positions import contributions
+from .question import Grads, Question
 
 Answer = TypeVar("Answer")
 
@@ -49,13 +49,12 @@ class Tape:
         self._recording: Recording | None = recording
         self._context, self._passes = context, recording.passes
         self._forms: ParameterForms | None = None
-        source: Source
+        self._question: Question
         if isinstance(collector.consumer, Lean):
             lean = collector.consumer
-            source = LeanAnswers(context, lean, recording.passes, recording.guards)
+            self._question = LeanAnswers(context, lean, recording.passes, recording.guards)
         else:
-            source = self._forms = ParameterForms(context, collector, recording.guards)
-        self._question = Question(context, source)
+            self._question = self._forms = ParameterForms(context, collector, recording.guards)
         self._collector = collector
         self._warned = False
         weakref.finalize(self, _release, weakref.ref(recording))
@@ -171,26 +170,23 @@ class Tape:
         """
         with self._answering() as question:
             names, selected = question.names(params), question.selected
-            buffers: dict[str, Tensor | None] = dict.fromkeys(names)
-            if out is not None:
-                buffers |= expect_buffers(out, {k: selected[k] for k in names}, self.n)
-            found: Grads = {}
+            asked, found = {name: selected[name] for name in names}, Grads()
+            buffers = {} if out is None else expect_buffers(out, asked, self.n)
 
             def visit(name: str, form: Form | None) -> None:
-                shape = (self.n, *selected[name].shape)
-                found[name] = _write_rows(form, shape, selected[name], buffers[name])
+                found[name] = _write_rows(form, self.n, asked[name], buffers.get(name))
 
-            ahead = question.source.found_grads(names)
+            ahead = question.found_grads(names)
             if ahead is None:
                 question.each(names, visit)
             for name, rows in (ahead or {}).items():
-                buffer, own = buffers[name], rows.to(selected[name].dtype)
+                buffer, own = buffers.get(name), rows.to(asked[name].dtype)
                 found[name] = own if buffer is None else buffer.copy_(own)
             for name in names:
                 if name not in found:
                     visit(name, None)
             if out is not None:
-                question.source.ready()  # a buffer may have been something that rows come from
+                question.ready()  # a buffer may have been something that rows come from
             return {name: found[name] for name in names}
 
     def norms(self, *, params: Params = None) -> Tensor:
@@ -199,7 +195,7 @@ class Tape:
         If products of positions cancel so far that digits would be lost, norms are computed again
         from rows. Clipping uses certified bounds instead.
         """
-        return self._ask(lambda question, names: question.sq_norms(names).sqrt_(), params)
+        return self._ask(lambda question, names: question.sq_norms([names])[0].sqrt_(), params)
 
     def parameter_norms(self, *, params: Params = None) -> Grads:
         """‖gᵢ‖ of each parameter: ``{name: (n,)}``."""
@@ -210,8 +206,7 @@ class Tape:
         with self._answering() as question:
             names = question.names(params)
             expect_coefficients(c, self.n)
-            weights = c.detach().to(question.device)
-            return question.weighted_sum(names, weights, last=True)
+            return question.weighted_sum(names, c.detach().to(question.device), last=True)
 
     def clipped_sum(self, max_norm: float, *, rule: Rule = flat, params: Params = None) -> Grads:
         """Σᵢ cᵢ gᵢ with ‖cᵢ gᵢ‖ ≤ max_norm for every sample: DP-SGD's gradient, one backward.
@@ -361,12 +356,14 @@ class Tape:
             if direction is not None:
                 chosen = params is not None
                 expect_direction(direction, names, question.selected, chosen=chosen)
-            forms = self._forms
+            question.forms(())  # refuses what is not kept, or no longer true
+            forms, collector = self._forms, self._collector
             if forms is None or forms.looped:
-                question.source.ready()
-                raise nothing_kept() if forms is None else no_positions()
-            forms.forms(())  # refuses what is no longer true
-            kept, collector = forms.contributions, self._collector
+                raise UsageError(
+                    "this tape was computed one loss at a time, so no positions are known",
+                    fix="use a model that persample can prove",
+                )
+            kept = forms.contributions
             return contributions(self._context, collector, kept, names, direction, self.n)
 
     # ------------------------------------------------------------------ moments
@@ -468,11 +465,10 @@ def _write_grads(targets: Iterable[tuple[Tensor, Tensor]], *, accumulate: bool) 
         parameter.grad = new
 
 
-def _write_rows(
-    form: Form | None, shape: tuple[int, ...], parameter: Tensor, buffer: Tensor | None
-) -> Tensor:
-    if form is None:
-        if buffer is not None:
-            return buffer.zero_()
-        return torch.zeros(shape, dtype=parameter.dtype, device=parameter.device)
-    return form.fresh().to(parameter.dtype) if buffer is None else form.write(buffer)
+def _write_rows(form: Form | None, n: int, parameter: Tensor, buffer: Tensor | None) -> Tensor:
+    """A parameter's rows, in the buffer if there is one; zeros without a form."""
+    if buffer is not None:
+        return buffer.zero_() if form is None else form.write(buffer)
+    if form is not None:
+        return form.fresh().to(parameter.dtype)
+    return torch.zeros(n, *parameter.shape, dtype=parameter.dtype, device=parameter.device)
