@@ -148,9 +148,8 @@ def _run(
             fix='reduction="none" in the loss',
         )
     losses = losses.flatten(1).sum(1) if losses.dim() > 1 else losses
-    generator = torch.Generator().manual_seed(0)
-    shape = losses.shape[:1]
-    c = torch.rand(shape, generator=generator, dtype=torch.float64, device="cpu") + 0.5
+    generator, n = torch.Generator().manual_seed(0), losses.shape[0]
+    c = torch.rand(n, generator=generator, dtype=torch.float64, device="cpu") + 0.5
     c = c.to(losses.device)
     named = dict(model.named_parameters())
     wanted = [named[name] for name in rows]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from ..backward.consumers.lean import Lean, Told
 from ..errors import describe
@@ -11,28 +11,21 @@ from ..forms import name_joined, within
 from ..forms.measure import Measure, measure_form
 from ..inputs.inputs import Seen
 from ..recording.recorder import Recording
-from ..uses import Operand, Use
 from .answers import ParameterForms
 
 
-@dataclass(frozen=True, slots=True)
-class UseRow:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UseRow(Measure):
     """One use of one parameter."""
 
     parameter: str
     aliases: tuple[str, ...]
     operator: str
     rule: str
-    form: str
     operand: tuple[int, ...]
     output: tuple[int, ...]
     layout: str
-    norms: str
-    work: int
-    kept_bytes: int
-    dense_bytes: int
     place: str
-    rows: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +111,19 @@ def explain(recording: Recording, forms: ParameterForms | None) -> Explanation:
         reached.update(names)
         for name in names:
             derived = "" if operand.name else " (derived)"
-            rows.append(_row(use, operand, rule, measure, name + derived, aliases.get(name, ())))
+            rows.append(
+                UseRow(
+                    parameter=name + derived,
+                    aliases=aliases.get(name, ()),
+                    operator=use.operator,
+                    rule=rule,
+                    operand=tuple(operand.value.shape),
+                    output=tuple(use.tapped.shapes[0]),
+                    layout=repr(use.out_layouts[0])[7:-1],
+                    place=describe(use.place),
+                    **asdict(measure),
+                )
+            )
         if rule == "generic":
             slow[
                 f"{use.operator} at {describe(use.place)}: no rule of its own, so its "
@@ -151,27 +156,6 @@ def _measured_uses(recording: Recording, forms: ParameterForms | None) -> Iterat
             mine, way = whole.get(name, entry.form), joined.get(name, "")
             measure = measure_form(entry.form, mine, joined=way)
             yield entry.use, entry.operand, entry.rule, measure
-
-
-def _row(
-    use: Use, operand: Operand, rule: str, measure: Measure, name: str, aliases: tuple[str, ...]
-) -> UseRow:
-    return UseRow(
-        parameter=name,
-        aliases=aliases,
-        operator=use.operator,
-        rule=rule,
-        form=measure.form,
-        operand=tuple(operand.value.shape),
-        output=tuple(use.tapped.shapes[0]),
-        layout=repr(use.out_layouts[0])[7:-1],
-        norms=measure.norms,
-        work=measure.work,
-        kept_bytes=measure.kept_bytes,
-        dense_bytes=measure.dense_bytes,
-        place=describe(use.place),
-        rows=measure.rows,
-    )
 
 
 def _ambiguity(seen: Seen, dim: int, n: int | None) -> str | None:
