@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping
-from typing import Protocol
+from typing import Self
 
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from .cost import MATCHED, PICKED, spans
-from .form import real, row_sq_norms, wide
+from .form import Form, real, row_sq_norms, wide
 from .rounding import fine_dtype
 
 # The rows that were written to a user's buffer, and the buffer's version and memory then.
@@ -18,29 +18,56 @@ _WRITTEN: MutableMapping[Tensor, tuple[Tensor, int, int]] = WeakTensorKeyDiction
 _LOOKS = 2048  # elements of a reused buffer that are looked at
 
 
-class TableRows(Protocol):
-    """Rows of a table, each with its sample, its index and its values."""
+class TableRows(Form):
+    """Rows of a table (v, d), each with its sample, its index and its values.
 
-    n: int
-    shape: torch.Size
-    dtype: torch.dtype
-    device: torch.device
-    index: Tensor
-    values: Tensor
-    even: bool  # all samples have equally many
+    ``sample`` and ``index`` are (r,), ``values`` is (r, d). Without ``sample``, all samples have
+    equally many rows, one sample's after the other's.
+    """
+
+    __slots__ = ("_sample", "even", "index", "values")
+
+    def __init__(
+        self, sample: Tensor | None, index: Tensor, values: Tensor, n: int, shape: torch.Size
+    ) -> None:
+        super().__init__(n, shape, values.dtype, values.device)
+        self._sample, self.even = sample, sample is None
+        self.index, self.values = index, values
 
     @property
     def sample(self) -> Tensor:
         """The sample of every row."""
+        if self._sample is None:
+            samples = torch.arange(self.n, device=self.device)
+            self._sample = samples.repeat_interleave(self.each())
+        return self._sample
 
     def each(self) -> int:
-        """How many rows a sample has, where all have equally many."""
+        """How many rows a sample has, if all have equally many."""
+        return self.index.numel() // max(self.n, 1)
+
+    def narrowed(self, first: int, last: int) -> Self:
+        """Some samples' rows."""
+        kind, count = type(self), last - first
+        if self.even:
+            part = slice(first * self.each(), last * self.each())
+            return kind(None, self.index[part], self.values[part], count, self.shape)
+        keep = (self.sample >= first) & (self.sample < last)
+        mine = self.sample[keep] - first
+        return kind(mine, self.index[keep], self.values[keep], count, self.shape)
 
     def keys(self) -> Tensor:
-        """A number for every (sample, index)."""
+        """One number for every (sample, index)."""
+        if not self.even:
+            return torch.add(self.index, self.sample, alpha=self.shape[0])
+        index, starts = self._index_and_starts()
+        return (index + starts).view(-1)
 
-    def narrowed(self, first: int, last: int) -> TableRows:
-        """The rows of some samples."""
+    def _index_and_starts(self) -> tuple[Tensor, Tensor]:
+        """The index of each sample's rows, (n, r / n), and where its table begins, (n, 1)."""
+        v = self.shape[0]
+        starts = torch.arange(0, self.n * v, max(v, 1), device=self.device).unsqueeze(1)
+        return self.index.view(self.n, self.each()), starts
 
 
 def sum_by_key(rows: TableRows) -> tuple[Tensor, Tensor]:

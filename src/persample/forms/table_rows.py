@@ -12,6 +12,7 @@ from .outer import Outer
 from .rounding import Norms, units
 from .sketch import Sketch
 from .table_kernels import (
+    TableRows,
     match_rows,
     rewrite,
     rows_of_samples,
@@ -23,33 +24,10 @@ from .table_kernels import (
 _RUN = 256 << 10  # bytes of values that stay in cache while they are copied and added
 
 
-class Rows(Form):
-    """gᵢ = Σ over r with sample[r] = i of e(index[r]) ⊗ values[r], a matrix (v, d).
+class Rows(TableRows):
+    """gᵢ = Σ over r with sample[r] = i of e(index[r]) ⊗ values[r], a matrix (v, d)."""
 
-    ``sample`` and ``index`` are (r,), ``values`` is (r, d). Without ``sample``, all samples have
-    equally many rows, one sample's after the other's.
-    """
-
-    __slots__ = ("_sample", "even", "index", "values")
-
-    def __init__(
-        self, sample: Tensor | None, index: Tensor, values: Tensor, n: int, shape: torch.Size
-    ) -> None:
-        super().__init__(n, shape, values.dtype, values.device)
-        self._sample, self.even = sample, sample is None
-        self.index, self.values = index, values
-
-    @property
-    def sample(self) -> Tensor:
-        """The sample of every row."""
-        if self._sample is None:
-            samples = torch.arange(self.n, device=self.device)
-            self._sample = samples.repeat_interleave(self.each())
-        return self._sample
-
-    def each(self) -> int:
-        """How many rows a sample has, if all have equally many."""
-        return self.index.numel() // max(self.n, 1)
+    __slots__ = ()
 
     def tensors(self) -> list[Tensor]:
         """What the form is made of."""
@@ -65,21 +43,8 @@ class Rows(Form):
         values = self.values.masked_fill(mask, 0)
         return Rows(None if self.even else self.sample, self.index, values, self.n, self.shape)
 
-    def narrowed(self, first: int, last: int) -> Rows:
-        """Some samples' rows."""
-        if self.even:
-            part = slice(first * self.each(), last * self.each())
-            return Rows(None, self.index[part], self.values[part], last - first, self.shape)
-        keep = (self.sample >= first) & (self.sample < last)
-        mine = self.sample[keep] - first
-        return Rows(mine, self.index[keep], self.values[keep], last - first, self.shape)
-
-    def dense(self, first: int = 0, last: int | None = None) -> Tensor:
-        """Rows added into zeros."""
-        return self.wide_dense(first, last).to(self.dtype)
-
     def wide_dense(self, first: int = 0, last: int | None = None) -> Tensor:
-        """Added up in float32 at least."""
+        """Rows added into zeros, in float32 at least."""
         count = (self.n if last is None else last) - first
         out = zeros((count, *self.shape), wide(self.dtype), self.device)
         return self.add_to(out, first, last)
@@ -98,19 +63,6 @@ class Rows(Form):
             some = slice(start * each, stop * each)
             flat.index_add_(0, (index[start:stop] + starts[start:stop]).view(-1), values[some])
         return out
-
-    def keys(self) -> Tensor:
-        """One number for every (sample, index)."""
-        if not self.even:
-            return torch.add(self.index, self.sample, alpha=self.shape[0])
-        index, starts = self._index_and_starts()
-        return (index + starts).view(-1)
-
-    def _index_and_starts(self) -> tuple[Tensor, Tensor]:
-        """The index of each sample's rows, (n, r / n), and where its table begins, (n, 1)."""
-        v = self.shape[0]
-        starts = torch.arange(0, self.n * v, max(v, 1), device=self.device).unsqueeze(1)
-        return self.index.view(self.n, self.each()), starts
 
     def write(self, out: Tensor) -> Tensor:
         """Cleared, then added into; a buffer of ours is cleared only where we wrote."""
