@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +15,7 @@ from ..forms import Dense, Form, Part, Rows, wide
 from ..layouts import Layout, explicit, ids_of, remap, squeeze_colours
 from ..uses import Firing, Operand, Use
 from .embedding import looked_up
-from .table import Forms, OfTable, Unsuited, only_output, rule
+from .table import Forms, OfTable, Unsuited, only_operand, only_output, rule
 
 
 def unbroadcast(part: Tensor, layout: Layout, operand: Operand, n: int) -> Form | OfTable:
@@ -68,12 +67,11 @@ def unbroadcast_rows(grad: Tensor, layout: Layout, operand: Operand, n: int) -> 
         if layout.ids is not None:
             grad = grad.masked_fill(layout.ids < 0, 0)
         return (grad.sum(over, dtype=dtype) if over else grad.to(dtype)).reshape(1, *target)
-    if layout.ids is None:
-        return _is_closed(grad, layout, over, n, dtype).reshape(n, *target)
-    return _ragged(grad, layout, over, n, dtype).reshape(n, *target)
+    add_up = _closed if layout.ids is None else _ragged
+    return add_up(grad, layout, over, n, dtype).reshape(n, *target)
 
 
-def _is_closed(grad: Tensor, layout: Layout, over: list[int], n: int, dtype: torch.dtype) -> Tensor:
+def _closed(grad: Tensor, layout: Layout, over: list[int], n: int, dtype: torch.dtype) -> Tensor:
     axis, inner = layout.axis, layout.inner
     if n == 0:
         rest = [s for d, s in enumerate(grad.shape) if d not in over and d != axis]
@@ -185,14 +183,10 @@ def join(use: Use, firing: Firing, n: int) -> Forms:
         if layout.ids is not None and dim in layout.axes:
             mine = Layout(0, 1, layout.ids.narrow(dim, at, size))
         if stacked:
-            part, mine = part.squeeze(dim), _without(mine, dim, grad.dim())
+            places = [None if d == dim else d - (d > dim) for d in range(grad.dim())]
+            part, mine = part.squeeze(dim), remap(mine, places, grad.dim() - 1)
         found.append(unbroadcast(part, mine, operand, n))
     return found
-
-
-def _without(layout: Layout, dim: int, rank: int) -> Layout:
-    """The layout when an axis of size one is gone."""
-    return remap(layout, [None if d == dim else d - (d > dim) for d in range(rank)], rank - 1)
 
 
 @rule("prelu")
@@ -200,9 +194,7 @@ def prelu(use: Use, firing: Firing, n: int) -> Forms:
     """Slopes run over axis one, or there is one slope for all."""
     x, weight = use.bind(firing, "input", "weight")
     grad, layout = only_output(use, firing)
-    if len(use.operands) != 1 or use.operands[0].value is not weight:
-        raise Unsuited
-    operand, shape = use.operands[0], weight.shape
+    operand, shape = only_operand(use, weight), weight.shape
     if x.dim() > 1:
         operand = copy.copy(operand)
         operand.value, operand.expanded = weight.reshape(-1, *[1] * (x.dim() - 2)), ()
@@ -216,19 +208,12 @@ def prelu(use: Use, firing: Firing, n: int) -> Forms:
 def write(use: Use, firing: Firing, n: int) -> Forms:
     """What was written gets the gradient of where it is."""
     _, index, value = use.bind(firing, "input", "indices", "values")
-    grad, layout = only_output(use, firing)
-    if len(use.operands) != 1 or use.operands[0].value is not value:
-        raise Unsuited
+    (grad, layout), operand = only_output(use, firing), only_operand(use, value)
     if use.operator == "index_put":
         index = tuple(slice(None) if i is None else i for i in index)
-    part = grad[index]
-    return [unbroadcast(part, _layout_of_part(layout, grad, index, n), use.operands[0], n)]
-
-
-def _layout_of_part(layout: Layout, grad: Tensor, index: Any, n: int) -> Layout:
-    """The layout of ``grad[index]``."""
     ids = ids_of(layout, grad.shape, n, grad.device).expand(grad.shape)[index]
-    return explicit(squeeze_colours(ids, n), n)
+    where = explicit(squeeze_colours(ids, n), n)
+    return [unbroadcast(grad[index], where, operand, n)]
 
 
 @rule("masked_fill")
@@ -238,8 +223,5 @@ def masked_fill(use: Use, firing: Firing, n: int) -> Forms:
     grad, layout = only_output(use, firing)
     if not isinstance(mask, Tensor):
         raise Unsuited
-    found: Forms = []
-    for operand in use.operands:
-        part = grad.masked_fill(mask if operand.value is x else ~mask, 0)
-        found.append(unbroadcast(part, layout, operand, n))
-    return found
+    parts = [grad.masked_fill(mask if o.value is x else ~mask, 0) for o in use.operands]
+    return [unbroadcast(p, layout, o, n) for p, o in zip(parts, use.operands, strict=True)]

@@ -39,14 +39,14 @@ def contraction(
     left = _arrange(grad, out, positions, k, o, layout, n)
     axis_layout = move_layout(layout, out, data)
     right = _arrange(x, data, positions, k, i, axis_layout, n)
-    sizes = dict(zip(mine, weight.shape, strict=True))
-    if "".join(mine) == "".join(k + o + i):
-        return Outer(left, right, shape)
-    if "".join(mine) == "".join(k + i + o):
-        return Outer(right, left, shape)
     order = k + o + i
-    form = Outer(left, right, torch.Size(sizes[c] for c in order))
+    if [*mine] == order:
+        return Outer(left, right, shape)
+    if [*mine] == k + i + o:
+        return Outer(right, left, shape)
+    sizes = dict(zip(mine, weight.shape, strict=True))
     strides = dict(zip(mine, contiguous_strides(weight.shape), strict=True))
+    form = Outer(left, right, torch.Size(sizes[c] for c in order))
     return Part(form, shape, tuple(strides[c] for c in order), 0)
 
 
@@ -181,10 +181,9 @@ def _written_out(weight: Term, left: Tensor, kept: str, layout: Layout, n: int) 
         raise Unsuited
     if any(kept[d] in mine for d in layout.axes):
         raise Unsuited
-    order = [c for c in kept if c not in mine] + list(mine)
+    order = "".join(c for c in kept if c not in mine) + mine
     where = [kept.index(c) for c in order]
-    places = "".join(order)
-    rows = by_sample(left.permute(where), move_layout(layout, kept, places), n, len(mine))
+    rows = by_sample(left.permute(where), move_layout(layout, kept, order), n, len(mine))
     return Dense(rows.sum(1).view(n, *value.shape))
 
 

@@ -8,18 +8,17 @@ from torch import Tensor
 from ..forms import Dense, Replay, wide
 from ..layouts import remap
 from ..uses import Firing, Use
-from .table import Forms, Unsuited, by_sample, only_output, rule
+from .table import Forms, Unsuited, by_sample, only_operand, only_output, rule
 
 
 @rule("cdist")
 def cdist(use: Use, firing: Firing, n: int) -> Forms:
     """Two matrices; batches of matrices broadcast."""
     one, two, power, mode = use.bind(firing, "x1", "x2", "p", "compute_mode")
-    grad, layout = only_output(use, firing)
-    if grad.dim() != 2 or len(use.operands) != 1 or grad.dtype != wide(grad.dtype):
+    (grad, layout), operand = only_output(use, firing), only_operand(use)
+    if not grad.dim() == one.dim() == two.dim() == 2:
         raise Unsuited
-    operand = use.operands[0]
-    if operand.expanded or one.dim() != 2 or two.dim() != 2:
+    if operand.expanded or grad.dtype != wide(grad.dtype):
         raise Unsuited
     data = one
     if operand.value is one:

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..forms import Dense, Form, Part, Rows
 from ..layouts import Layout, closed
 from ..uses import Firing, Lookup, Operand, Use, version
-from .table import Forms, OfTable, Unsuited, only_output, row_ids, rule
+from .table import Forms, OfTable, Unsuited, only_operand, only_output, row_ids, rule
 
 
 @rule("embedding")
@@ -24,8 +24,8 @@ def embedding(use: Use, firing: Firing, n: int) -> Forms:
     grad, layout = only_output(use, firing)
     found = table_rows(layout, index, grad, n, weight.shape, padding)
     if by_frequency:
-        counts = _counts(found.sample, found.index, weight.shape[0], grad.dtype)
-        found.values = found.values / counts.unsqueeze(1)
+        _, where, counts = torch.unique(found.keys(), return_inverse=True, return_counts=True)
+        found.values = found.values / counts[where].unsqueeze(1)
     return [found]
 
 
@@ -68,14 +68,6 @@ def table_rows(
     return Rows(sample, index.to(torch.long), values, n, shape)
 
 
-def _counts(sample: Tensor, index: Tensor, size: int, dtype: torch.dtype) -> Tensor:
-    """How often each row's (sample, index) occurs."""
-    where: Tensor
-    counts: Tensor
-    _, where, counts = torch.unique(sample * size + index, return_inverse=True, return_counts=True)
-    return counts[where].to(dtype)
-
-
 @rule("embedding_bag _embedding_bag _embedding_bag_forward_only")
 def embedding_bag(use: Use, firing: Firing, n: int) -> Forms:
     """Sums and means of rows; maxima go to the generic rule."""
@@ -84,14 +76,14 @@ def embedding_bag(use: Use, firing: Firing, n: int) -> Forms:
         "per_sample_weights", "include_last_offset", "padding_idx",
     )  # fmt: skip
     grad, layout = only_output(use, firing)
-    if mode not in (0, 1) or len(use.operands) != 1:
-        raise Unsuited
-    if use.operands[0].value is not weight or use.tapped.results[0] != 0:
+    only_operand(use, weight)
+    if mode not in (0, 1) or use.tapped.results[0] != 0:
         raise Unsuited
     if by_frequency:
         if dict(zip(use.kind.data, use.kind.layouts, strict=True)).get(1) is None:
             raise Unsuited  # the same indices for all samples: there is nothing to count alone
-        return [Dense(_alone(use, firing, n))]
+        rows = row_ids(grad, layout, n, 1)
+        return [Dense(_alone(weight, index, offsets, mode, scales, padding, grad, rows, n))]
     bags = grad.shape[0]
     starts = offsets[:bags].to(torch.long)
     rows = torch.arange(index.shape[0], device=index.device)
@@ -111,15 +103,11 @@ def embedding_bag(use: Use, firing: Firing, n: int) -> Forms:
     return [Rows(sample.clamp(min=0), index.to(torch.long), values, n, weight.shape)]
 
 
-def _alone(use: Use, firing: Firing, n: int) -> Tensor:
+def _alone(
+    weight: Tensor, index: Tensor, offsets: Tensor, mode: int, scales: Tensor | None,
+    padding: int | None, grad: Tensor, sample: Tensor, n: int,
+) -> Tensor:  # fmt: skip
     """Each sample's bags by torch's own kernel: it alone knows what it takes for frequencies."""
-    weight, index, offsets, _, mode, _, scales, _, padding = use.bind(
-        firing, "weight", "indices", "offsets", "scale_grad_by_freq", "mode", "sparse",
-        "per_sample_weights", "include_last_offset", "padding_idx",
-    )  # fmt: skip
-    grad = firing.grads[0]
-    assert grad is not None
-    sample = row_ids(grad, use.out_layouts[0], n, 1)
     ends = torch.cat([offsets[1 : grad.shape[0]], offsets.new_full((1,), index.shape[0])])
     table = weight.detach().requires_grad_()
     found = []
@@ -157,10 +145,9 @@ def index_select(use: Use, firing: Firing, n: int) -> Forms:
 
 def _chosen_rows(use: Use, firing: Firing, index: list[Any], n: int) -> Form:
     grad, layout = only_output(use, firing)
-    table = use.operands[0].value
-    if len(use.operands) != 1 or use.operands[0].position != 0:
-        raise Unsuited
-    if use.operands[0].expanded or not 0 < len(index) <= table.dim():
+    operand = only_operand(use)
+    table = operand.value
+    if operand.position != 0 or operand.expanded or not 0 < len(index) <= table.dim():
         raise Unsuited
     if not all(isinstance(i, Tensor) and i.dtype in (torch.int64, torch.int32) for i in index):
         raise Unsuited

@@ -10,7 +10,7 @@ from ..layouts import Layout, place_in_groups, product_equation, spell_terms
 from ..uses import Firing, Operand, Use
 from .broadcast import unbroadcast_rows
 from .contraction import contraction
-from .table import Forms, Unsuited, factor, only_output, row_ids, rule
+from .table import Forms, Unsuited, factor, only_operand, only_output, row_ids, rule
 
 
 def _product(a: Tensor, b: Tensor, operand: Operand, grad: Tensor, layout: Layout, n: int) -> Form:
@@ -84,14 +84,11 @@ def bilinear(use: Use, firing: Firing, n: int) -> Forms:
 def matmul(use: Use, firing: Firing, n: int) -> Forms:
     """One factor is the parameter."""
     a, b = use.bind(firing, "input", "other")
-    if b is None:
+    if b is None or a is b:
         raise Unsuited
     if use.operator == "rmatmul":
         a, b = b, a
-    grad, layout = only_output(use, firing)
-    if len(use.operands) != 1 or a is b:
-        raise Unsuited
-    return [_product(a, b, use.operands[0], grad, layout, n)]
+    return [_product(a, b, only_operand(use), *only_output(use, firing), n)]
 
 
 @rule("addmm baddbmm addmv")
@@ -125,9 +122,7 @@ def grouped_mm(use: Use, firing: Firing, n: int) -> Forms:
     """
     x, weight, offsets = use.bind(firing, "input", "mat2", "offs")
     grad, layout = only_output(use, firing)
-    if x.dim() != 2 or weight.dim() != 3 or len(use.operands) != 1:
-        raise Unsuited
-    if use.operands[0].value is not weight or offsets is None:
+    if x.dim() != 2 or only_operand(use, weight).value.dim() != 3 or offsets is None:
         raise Unsuited
     routed = _Routed(row_ids(grad, layout, n, 1), offsets, n)
     experts, i, o = weight.shape

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..forms import Form, Rows
 from ..layouts import Layout, ids_of, place_in_groups
-from ..uses import Firing, Use
+from ..uses import Firing, Operand, Use
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,13 @@ def only_output(use: Use, firing: Firing) -> tuple[Tensor, Layout]:
     return grad, use.tapped.layouts[0]
 
 
+def only_operand(use: Use, value: object = None) -> Operand:
+    """The parameter operand, if there is one alone (and, with a ``value``, it is this one)."""
+    if len(use.operands) != 1 or (value is not None and use.operands[0].value is not value):
+        raise Unsuited
+    return use.operands[0]
+
+
 def by_sample(x: Tensor, layout: Layout, n: int, keep: int) -> Tensor:
     """(n, t, *last ``keep`` axes); rows of no sample must be zero and are dropped."""
     lead = x.dim() - keep
@@ -68,8 +75,6 @@ def by_sample(x: Tensor, layout: Layout, n: int, keep: int) -> Tensor:
         return x if lead == 2 else x.unsqueeze(1)
     if n == 0 or x.numel() == 0:
         return x.new_zeros((n, math.prod(x.shape[:lead]) // max(n, 1), *x.shape[lead:]))
-    if axis == 0 and size == n * inner:
-        return x.reshape(n, -1, *x.shape[lead:])
     outer = size // (n * inner)
     split = x.reshape(*x.shape[:axis], outer, n, inner, *x.shape[axis + 1 :])
     return split.movedim(axis + 1, 0).reshape(n, -1, *x.shape[lead:])
