@@ -8,7 +8,7 @@ from .fast.picked_rows import Picked
 from .fast.single_samples import SingleSamples
 from .fast.stacked import Stacked, name_joined, stack_layers
 from .fast.written_rows import pull_back_together
-from .form import Form, inner, lift, real, wide
+from .form import Form, inner, lift, lower, real, wide
 from .gradients import Gradients, add_norms, bound_norms, certain_sums, norms_of, settled
 from .mapped import Part
 from .merging import total
@@ -56,6 +56,7 @@ __all__ = [
     "inner",
     "kept_sketch",
     "lift",
+    "lower",
     "name_joined",
     "norms_of",
     "pull_back_together",

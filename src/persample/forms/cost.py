@@ -28,11 +28,6 @@ def scratch() -> int:
     return LIMIT.get()
 
 
-def spend(used: int) -> None:
-    """Leave less of it to the rest of the question."""
-    LIMIT.set(scratch() - used)
-
-
 @contextlib.contextmanager
 def within(budget: int) -> Iterator[None]:
     """Answer questions with this much scratch memory."""
@@ -73,8 +68,6 @@ class Plan:
     @property
     def tiles(self) -> int:
         """Into how many pieces the budget cuts the work."""
-        if not self.items:
-            return 0
         step = max(1, scratch() // max(self.item, 1))
         return -(-self.items // step)
 

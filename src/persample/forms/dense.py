@@ -29,10 +29,6 @@ class Dense(Form):
         """Dense rows are handed out as they are."""
         return shares_memory(rows, [self.values])
 
-    def fresh(self) -> Tensor:
-        """A copy."""
-        return self.values.clone(memory_format=torch.contiguous_format)
-
     def plan(self) -> Plan:
         """Squares of what is there."""
         return Plan("stored rows", self.n * self.size, self.nbytes(), self.row_bytes(), self.n)

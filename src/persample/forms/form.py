@@ -1,4 +1,4 @@
-"""What every form answers. Only ``dense`` is required; the rest has defaults derived from it.
+"""What every form answers. Only rows are required; the rest has defaults derived from them.
 
 A form stands for n gradients g₀ … gₙ₋₁ of one tensor of shape ``shape``. Letters: n m samples,
 t s positions, a b axes of a matrix, k independent blocks, r rows.
@@ -44,6 +44,11 @@ def lift(seeds: Sequence[Tensor], dtype: torch.dtype) -> Tensor | None:
     peaks = [torch.where(s.isfinite(), s.abs(), 0).amax().float() for s in seeds if s.numel()]
     peak = torch.stack(peaks).amax().clamp(2.0**-100, 2.0**100)
     return torch.exp2(-torch.floor(torch.log2(peak)))
+
+
+def lower(found: Tensor, up: Tensor | None) -> Tensor:
+    """What came back of gradients that were multiplied by a power of two."""
+    return found if up is None else found.to(wide(found.dtype)) / up
 
 
 def shares_memory(rows: Tensor, tensors: Iterable[Tensor]) -> bool:
@@ -112,8 +117,11 @@ class Form:
     # ------------------------------------------------------------------ required
 
     def dense(self, first: int = 0, last: int | None = None) -> Tensor:
-        """Rows first … last-1 written out: (last - first, *shape)."""
-        raise NotImplementedError
+        """Rows first … last-1 written out: (last - first, *shape).
+
+        A form defines this or :meth:`wide_dense`, of which each is the other's default.
+        """
+        return self.wide_dense(first, last).to(self.dtype)
 
     def tensors(self) -> list[Tensor]:
         """The tensors that the form is made of and does not own."""
@@ -147,8 +155,7 @@ class Form:
 
     def add_to(self, out: Tensor, first: int = 0, last: int | None = None) -> Tensor:
         """Dense rows first … last-1 added to what is there, in the precision that is there."""
-        wider = out.dtype != self.dtype
-        return out.add_(self.wide_dense(first, last) if wider else self.dense(first, last))
+        return out.add_(self.wide_dense(first, last))
 
     def work(self) -> int:
         """Multiplications that writing all rows out would take."""

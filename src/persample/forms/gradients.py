@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from .cost import spend
+from .cost import LIMIT, scratch
 from .fast.stacked import Stacked, stack_forms
 from .fast.written_rows import kept_rows, pull_back_together
 from .form import Form
@@ -83,7 +83,7 @@ class Gradients:
         rows = kept_rows(forms, room)
         forms |= rows
         if counted and rows:
-            spend(sum(form.nbytes() for form in rows.values()))
+            LIMIT.set(scratch() - sum(form.nbytes() for form in rows.values()))
         forms = stack_forms(forms) | joined if len(groups) == 1 else forms
         return forms, bound_norms(_in_groups(forms, groups), n, device, elements)
 
@@ -124,11 +124,8 @@ def norms_of(forms: Iterable[Form]) -> list[list[Norms]]:
     listed = list(forms)
     outer = [form for form in listed if isinstance(form, Outer) and form.t > 1]
     with share_products(factor for form in outer for factor in form.given):
-        return [[part.norms() for part in _pieces(form)] for form in listed]
-
-
-def _pieces(form: Form) -> Sequence[Form]:
-    return form.parts if isinstance(form, Pieces) else [form]
+        pieces = [form.parts if isinstance(form, Pieces) else [form] for form in listed]
+        return [[part.norms() for part in parts] for parts in pieces]
 
 
 Groups = Sequence[Sequence[Norms]]
@@ -145,7 +142,7 @@ def bound_norms(groups: Groups, n: int, device: torch.device, elements: int) -> 
     Small numbers may be swallowed by a large one, and squares may be too small for their dtype.
     """
     listed, value = _settled(_Listed(groups, n, device), sure=True)
-    parts, (eps, tiny) = listed.parts, listed.rounding()
+    parts, eps, tiny = listed.parts, listed.numbers.eps, listed.numbers.tiny
     value += listed.add([p.value for p in parts], [p.units * eps for p in parts])
     value += listed.add([p.doubt for p in parts])
     more = (len(parts) + 8) * eps
@@ -172,12 +169,8 @@ class _Listed:
         self.group = [k for k, group in enumerate(groups) for _ in group]
         dtypes = {part.value.dtype for part in self.parts} or {torch.float32}
         self.narrow = max(dtypes, key=_unit)
+        self.numbers = torch.finfo(self.narrow)
         self.zeros = torch.zeros(len(groups), n, dtype=min(dtypes, key=_unit), device=device)
-
-    def rounding(self) -> tuple[float, float]:
-        """The unit of the narrowest dtype, and its least number."""
-        numbers = torch.finfo(self.narrow)
-        return numbers.eps, numbers.tiny
 
     def add(self, each: Sequence[Tensor | None], times: Sequence[float] | None = None) -> Tensor:
         """The sums over groups of a number for every part, or none: (groups, n)."""
@@ -221,7 +214,7 @@ def _settled(listed: _Listed, *, sure: bool) -> tuple[_Listed, Tensor]:
     count = sum(gap is not None for gap in gaps)
     if not count:
         return listed, value
-    limit = (value * _DOUBT[listed.narrow]).clamp_(min=_NOTHING * listed.rounding()[1])
+    limit = (value * _DOUBT[listed.narrow]).clamp_(min=_NOTHING * listed.numbers.tiny)
     doubtful = listed.add(gaps) > limit
     if not any(doubtful.any(1).tolist()):
         return listed, value

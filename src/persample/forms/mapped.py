@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .cost import Plan
-from .form import Form, Moments, real
+from .form import Form, Moments
 from .rounding import Norms
 
 
@@ -99,17 +99,10 @@ class Masked(Composite):
         """Some of the samples."""
         return Masked(self.form.narrowed(first, last), self.bad[first:last])
 
-    def dense(self, first: int = 0, last: int | None = None) -> Tensor:
-        """The form's rows, some of them zero."""
-        return self._clear(self.form.dense(first, last), first, last)
-
     def wide_dense(self, first: int = 0, last: int | None = None) -> Tensor:
         """The form's wide rows, some of them zero."""
-        return self._clear(self.form.wide_dense(first, last), first, last)
-
-    def _clear(self, rows: Tensor, first: int, last: int | None) -> Tensor:
         bad = self.bad[first:last].view(-1, *[1] * len(self.shape))
-        return torch.where(bad, torch.zeros((), dtype=rows.dtype, device=rows.device), rows)
+        return self.form.wide_dense(first, last).masked_fill(bad, 0)
 
 
 class Part(Mapped):
@@ -167,21 +160,15 @@ class Part(Mapped):
         """To their places alone."""
         if not out.is_contiguous():
             return super().add_to(out, first, last)
-        wider = out.dtype != self.dtype
-        rows = self.form.wide_dense(first, last) if wider else self.form.dense(first, last)
-        self.region(out).add_(rows)
+        self.region(out).add_(self.form.wide_dense(first, last))
         return out
 
     def plan(self) -> Plan:
         """That of the view."""
         return self.form.plan()
 
-    def dense(self, first: int = 0, last: int | None = None) -> Tensor:
-        """Zeros with the view's rows in their places."""
-        return self._place(self.form.dense(first, last))
-
     def wide_dense(self, first: int = 0, last: int | None = None) -> Tensor:
-        """From the view's wide rows."""
+        """Zeros with the view's wide rows in their places."""
         return self._place(self.form.wide_dense(first, last))
 
     def norms(self) -> Norms:
@@ -211,10 +198,6 @@ class Part(Mapped):
         """Two views of the same elements: as the forms of the views."""
         if isinstance(other, Part) and other.map() == self.map():
             return self.form.dots(other.form)
-        if isinstance(other, Part) and (
-            self.span()[1] <= other.span()[0] or other.span()[1] <= self.span()[0]
-        ):
-            return torch.zeros(self.n, other.n, dtype=real(self.dtype), device=self.device)
         return super().dots(other)
 
     def moments(self, dtype: torch.dtype | None = None) -> Moments:

@@ -44,7 +44,7 @@ class Shared:
         self.kept: dict[Key, Tensor] = {}
 
     def products(self, factor: Tensor, part: Tensor, first: int, last: int) -> Tensor:
-        """``part @ part.mT`` of some samples of a factor."""
+        """``part @ part.mT`` of some samples of a factor, not to be written to."""
         at, n = factor.data_ptr(), factor.shape[0]
         if self.left[at] < 2 and not self.kept:
             return rows_by_rows(part, part)
@@ -61,7 +61,7 @@ class Shared:
         return found
 
 
-_CURRENT: ContextVar[Shared | None] = ContextVar("shared products", default=None)
+_CURRENT: ContextVar[Shared] = ContextVar("shared products")
 
 
 @contextlib.contextmanager
@@ -72,14 +72,6 @@ def share_products(factors: Iterable[Tensor]) -> Iterator[None]:
         yield
     finally:
         _CURRENT.reset(token)
-
-
-def products(factor: Tensor, part: Tensor, first: int, last: int) -> Tensor:
-    """⟨row t, row s⟩ for every sample first … last-1, not to be written to."""
-    shared = _CURRENT.get()
-    return (
-        rows_by_rows(part, part) if shared is None else shared.products(factor, part, first, last)
-    )
 
 
 def rows_by_rows(one: Tensor, two: Tensor) -> Tensor:
@@ -145,10 +137,11 @@ def sq_norms_from_products(left: Tensor, right: Tensor) -> Products:
     item = 2 * left.shape[1:-1].numel() * t * wide(left.dtype).itemsize
     if item > scratch():
         return _by_blocks(left, right)
-    found, sides = [], (left.shape[-1], right.shape[-1])
+    found, sides, shared = [], (left.shape[-1], right.shape[-1]), _CURRENT.get(Shared(()))
     for first, last in spans(n, item, 4 << 20):  # in cache
         some, other = widen(left, right, first, last)
-        one, two = products(left, some, first, last), products(right, other, first, last)
+        one = shared.products(left, some, first, last)
+        two = shared.products(right, other, first, last)
         found.append(multiply_products(one, two, *sides))
     return join_samples(found) if found else _by_blocks(left, right)
 

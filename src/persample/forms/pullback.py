@@ -16,7 +16,7 @@ from torch.autograd.graph import GradientEdge
 
 from ..autograd_graph import nodes_of
 from .dense import Dense
-from .form import Form, lift, wide
+from .form import Form, lift, lower, wide
 from .mapped import Composite, Mapped, Masked
 
 Found = list[Tensor | None]
@@ -107,19 +107,18 @@ class Pullback(Mapped):
         """A row of the derived tensor and one of the parameter."""
         return super().row_bytes() + self.form.row_bytes()
 
-    def _grad(self, seed: Tensor, walk: Callable[..., Found]) -> Tensor | None:
-        up = lift([seed], self.derived)
+    def _grad(self, seed: Tensor, walk: Callable[..., Found]) -> Tensor:
+        """Jᵀ of one seed, or of rows of them; zeros where no path leads to the parameter."""
+        count, up = seed.shape[: seed.dim() - len(self.form.shape)], lift([seed], self.derived)
         seed = (seed if up is None else seed * up).to(self.derived)
-        found = walk([self.edge], [self.target], [seed])[0]
-        return found if up is None or found is None else found.to(wide(found.dtype)) / up
+        found = walk([self.edge], [self.target], [seed])[0] if count.numel() else None
+        if found is None:
+            return torch.zeros((*count, *self.shape), dtype=self.dtype, device=self.device)
+        return lower(found, up)
 
     def dense(self, first: int = 0, last: int | None = None) -> Tensor:
         """All rows in one batched backward pass where torch can, else row by row."""
-        rows = self.form.dense(first, last)
-        found = self._grad(rows, walk_rows) if rows.shape[0] else None
-        if found is None:
-            return torch.zeros((rows.shape[0], *self.shape), dtype=self.dtype, device=self.device)
-        return found
+        return self._grad(self.form.dense(first, last), walk_rows)
 
     def dot(self, direction: Tensor) -> Tensor:
         """⟨Jᵀ hᵢ, V⟩ = ⟨hᵢ, J V⟩: one product with the derivative for all samples."""
@@ -159,10 +158,7 @@ class Pullback(Mapped):
         """Linear: one backward pass of the form's own sum; norms come from the rows."""
         if certain:
             return super().weighted_sum(c)
-        found = self._grad(self.form.weighted_sum(c), walk)
-        if found is None:
-            return torch.zeros(self.shape, dtype=wide(self.dtype), device=self.device)
-        return found.to(wide(self.dtype))
+        return self._grad(self.form.weighted_sum(c), walk).to(wide(self.dtype))
 
 
 class Joint(Composite):
@@ -194,9 +190,7 @@ class Joint(Composite):
         """All rows in one batched backward pass where torch can, else row by row."""
         seeds = [form.dense(first, last) for form in self.forms]
         count = seeds[0].shape[0]
-        if count == 0:
-            return torch.zeros((0, *self.shape), dtype=self.dtype, device=self.device)
-        found = walk_rows(self.edges, [self.parameter], seeds)[0]
+        found = walk_rows(self.edges, [self.parameter], seeds)[0] if count else None
         if found is None:
             return torch.zeros((count, *self.shape), dtype=self.dtype, device=self.device)
         return found

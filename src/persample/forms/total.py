@@ -57,10 +57,6 @@ class Total(Composite):
         """Some samples of all parts."""
         return type(self)([f.narrowed(first, last) for f in self.forms])
 
-    def dense(self, first: int = 0, last: int | None = None) -> Tensor:
-        """The parts' rows, added."""
-        return self.wide_dense(first, last).to(self.dtype)
-
     def wide_dense(self, first: int = 0, last: int | None = None) -> Tensor:
         """The parts' wide rows, added in place: a table's rows come last."""
         main, *others = sorted(self.forms, key=lambda form: isinstance(form, Rows))
@@ -79,18 +75,15 @@ class Total(Composite):
         if certain and any(_rounded_unseen(form) for form in self.forms):
             return super().weighted_sum(c)  # the very rows that the norms were computed from
 
-        def ask(form: Form) -> Tensor:
-            return form.weighted_sum(c, certain=certain)
-
-        whole = [ask(f) for f in self.forms if not isinstance(f, Part)]
-        if len(whole) == len(self.forms):
+        parts = [f for f in self.forms if isinstance(f, Part)]
+        others = [f for f in self.forms if not isinstance(f, Part)]
+        whole = [f.weighted_sum(c, certain=certain) for f in others]
+        if not parts:
             return add_all(whole)
         out = torch.zeros(self.shape, dtype=wide(self.dtype), device=self.device)
-        for value in whole:
-            out += value
-        for form in self.forms:
-            if isinstance(form, Part):
-                form.region(out).add_(ask(form.form))
+        out = add_all([out, *whole])
+        for part in parts:
+            part.region(out).add_(part.form.weighted_sum(c, certain=certain))
         return out
 
     def dot(self, direction: Tensor) -> Tensor:
@@ -183,10 +176,6 @@ class Pieces(Total):
     def plan(self) -> Plan:
         """The pieces' own."""
         return all_of([p.plan() for p in self.parts], self.n)
-
-    def row_bytes(self) -> int:
-        """A row, and the piece that is being written to it."""
-        return super().row_bytes() + max(p.form.row_bytes() for p in self.parts)
 
     # ------------------------------------------------------------------ rows
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..forms import lift, scratch, wide
+from ..forms import lift, lower, scratch
 from ..layouts import POINTWISE, Layout, State, closed, find, ids_of, propagate
 from ..uses import Firing, Operand, Use
 from .broadcast import unbroadcast
@@ -123,14 +123,11 @@ def _gradients(
         if not isinstance(state, Layout) or not _alike(state, use.out_layouts[0], grad, n):
             raise Unsuited
     up = lift([grad], use.narrow())
-    seed = grad.detach() if up is None else grad.detach() * up
-    seed = seed.to(out.dtype)
+    seed = (grad.detach() if up is None else grad.detach() * up).to(out.dtype)
     if n > 1 and use.operator not in _KNOWN:
         _expect_separate(out, seed, use.out_layouts[0], copies, n)
     found = torch.autograd.grad(out, values, seed, allow_unused=True)
-    if up is None:
-        return list(found)
-    return [None if part is None else part.to(wide(part.dtype)) / up for part in found]
+    return [None if part is None else lower(part, up) for part in found]
 
 
 def _expect_separate(

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
-from ..forms import Replay, lift, spans, walk_rows, wide
+from ..forms import Replay, lift, lower, spans, walk_rows, wide
 from ..layouts import Layout, ids_of
 from ..uses import Firing, Use
 from .table import Forms
@@ -89,16 +89,16 @@ class _Again:
             row = self._alone(k, outs, first + at)
             if row is not None:
                 found[at] = row
-        return self._back(found)
+        return lower(found, self._up)
 
     def sum(self, k: int, c: Tensor) -> Tensor:
         """Σ cᵢ gᵢ of an operand."""
         outs, grads = self._replay(self.saved)
         seeds = [g * _coefficients(c, g, layout, self._n) for g, layout in grads]
-        found = None
+        value, found = self.values[k], None
         if outs:
-            found = torch.autograd.grad(outs, self.values[k], seeds, allow_unused=True)[0]
-        return torch.zeros_like(self.values[k]) if found is None else self._back(found.to_dense())
+            found = torch.autograd.grad(outs, value, seeds, allow_unused=True)[0]
+        return torch.zeros_like(value) if found is None else lower(found.to_dense(), self._up)
 
     def _replay(self, data: list[Tensor]) -> tuple[list[Tensor], list[tuple[Tensor, Layout]]]:
         """The results once more, and their gradients with where the samples are."""
@@ -122,9 +122,6 @@ class _Again:
             return None
         found = _rows(again, self.values[k], grads, self._n, i, i + 1)
         return None if found is None else found[0]
-
-    def _back(self, found: Tensor) -> Tensor:
-        return found if self._up is None else found.to(wide(found.dtype)) / self._up
 
 
 def _same(one: list[Tensor], two: list[Tensor], layouts: list[Layout], i: int, n: int) -> bool:
@@ -156,26 +153,15 @@ def _rows(
     size = sum(g.numel() * g.element_size() for g, _ in grads) + value.numel() * 8
     edges = [get_gradient_edge(out) for out in outs]
     for start, stop in spans(last - first, size):
-        seeds = _mask_gradients(grads, n, first + start, first + stop)
+        seeds = [_seeds(g, layout, n, first + start, first + stop) for g, layout in grads]
         parts += walk_rows(edges, [value], seeds)
     kept = [p for p in parts if p is not None]
     return torch.cat(kept) if len(kept) == len(parts) else None
 
 
-def _mask(layout: Layout, grad: Tensor, n: int, first: int, last: int) -> Tensor:
-    """(last - first, *grad.shape) broadcastable: one where the row belongs to the sample."""
+def _seeds(grad: Tensor, layout: Layout, n: int, first: int, last: int) -> Tensor:
+    """(last - first, *grad.shape): the gradient of each sample's rows, the others' set to zero."""
     ids = ids_of(layout, grad.shape, n, grad.device)
-    samples = torch.arange(first, last, device=grad.device)
-    return ids.unsqueeze(0) == samples.view(-1, *[1] * ids.dim())
-
-
-def _mask_gradients(
-    grads: list[tuple[Tensor, Layout]], n: int, first: int, last: int
-) -> list[Tensor]:
+    mine = ids == torch.arange(first, last, device=grad.device).view(-1, *[1] * ids.dim())
     # where, not multiplication: another sample's inf must not become this one's nan
-    return [
-        torch.where(
-            _mask(layout, g, n, first, last), g, torch.zeros((), dtype=g.dtype, device=g.device)
-        )
-        for g, layout in grads
-    ]
+    return torch.where(mine, grad, torch.zeros((), dtype=grad.dtype, device=grad.device))

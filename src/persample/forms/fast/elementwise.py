@@ -83,10 +83,6 @@ class Scaled(Mapped):
 
     # ------------------------------------------------------------------ rows
 
-    def dense(self, first: int = 0, last: int | None = None) -> Tensor:
-        """The inner rows times M."""
-        return self.wide_dense(first, last).to(self.dtype)
-
     def wide_dense(self, first: int = 0, last: int | None = None) -> Tensor:
         """The inner rows times M, in place where they are new."""
         rows = self.form.wide_dense(first, last)

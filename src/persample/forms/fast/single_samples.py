@@ -44,17 +44,10 @@ class SingleSamples(Composite):
 
     # ------------------------------------------------------------------ rows
 
-    def dense(self, first: int = 0, last: int | None = None) -> Tensor:
-        """Every form's rows added to zeros."""
-        return self._add_rows(self.dtype, first, last)
-
     def wide_dense(self, first: int = 0, last: int | None = None) -> Tensor:
-        """The same in float32 at least."""
-        return self._add_rows(wide(self.dtype), first, last)
-
-    def _add_rows(self, dtype: torch.dtype, first: int, last: int | None) -> Tensor:
+        """Every form's rows added to zeros, in float32 at least."""
         count = (self.n if last is None else last) - first
-        out = torch.zeros(count, *self.shape, dtype=dtype, device=self.device)
+        out = torch.zeros(count, *self.shape, dtype=wide(self.dtype), device=self.device)
         return self.add_to(out, first, last)
 
     def add_to(self, out: Tensor, first: int = 0, last: int | None = None) -> Tensor:
@@ -78,8 +71,6 @@ class SingleSamples(Composite):
     def norms(self) -> Norms:
         """Each part's, looked at once."""
         each = {i: part.norms() for i, part in self.parts.items()}
-        value = {i: found.value for i, found in each.items()}
-        doubt = {i: found.doubt for i, found in each.items()}
 
         def exactly(which: Tensor) -> Tensor:
             only, none = which.new_zeros(1), torch.zeros(1, dtype=torch.float64, device=self.device)
@@ -87,7 +78,8 @@ class SingleSamples(Composite):
             return torch.cat([none if norms is None else norms.again(only) for norms in found])
 
         return Norms(
-            self._each(value), self._each(doubt),
+            self._each({i: found.value for i, found in each.items()}),
+            self._each({i: found.doubt for i, found in each.items()}),
             lambda: self._each({i: e.sq_error() for i, e in each.items()}),
             rows=any(found.rows for found in each.values()), exact=exactly,
         )  # fmt: skip

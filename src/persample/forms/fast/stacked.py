@@ -7,7 +7,7 @@ size. A question to each on its own costs more in calls than in arithmetic.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -89,18 +89,14 @@ def stack_layers(
     return found
 
 
-class Kinds(NamedTuple):
-    """Forms by what is joined with what: none, products of one size, rows of one dtype."""
-
-    alone: dict[str, Form]
-    products: list[dict[str, Form]]
-    rows: list[list[dict[str, Form]]]
+Group = dict[str, Form]
 
 
-def _kinds(forms: Mapping[str, Form]) -> Kinds:
-    """What is written out in a few calls is joined as rows, larger products by their size.
+def _kinds(forms: Mapping[str, Form]) -> tuple[Group, list[Group], list[list[Group]]]:
+    """Forms by what is joined with what: none, products of one size, rows of one dtype.
 
-    The copies take a quarter of the budget at most.
+    What is written out in a few calls is joined as rows, larger products by their size. The copies
+    take a quarter of the budget at most.
     """
     alone: dict[str, Form] = {}
     rows: dict[Any, list[dict[str, Form]]] = {}
@@ -121,7 +117,7 @@ def _kinds(forms: Mapping[str, Form]) -> Kinds:
     for (*alike, _), some in products.items():
         short = sum(form.n * form.size for form in some.values()) <= JOINED
         (rows.setdefault(tuple(alike), []) if short else large).append(some)
-    return Kinds(alone, large, list(rows.values()))
+    return alone, large, list(rows.values())
 
 
 def stack_forms(forms: Mapping[str, Form]) -> dict[str, Form]:

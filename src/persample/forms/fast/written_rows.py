@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import torch
 from torch import Tensor
 
 from ..cost import scratch, spans
@@ -47,18 +48,15 @@ def pull_back_together(forms: Mapping[str, Form]) -> dict[str, Form]:
 
 def _walk_shared_graphs(forms: Mapping[str, Form]) -> dict[str, Form]:
     """New forms for parameters of which several share a graph."""
-    behind: dict[str, list[Pullback]] = {}
-    for name, form in forms.items():
-        if isinstance(form, (Pullback, Total)):
-            mine = [part for part in _parts(form) if isinstance(part, Pullback)]
-            if mine:
-                behind[name] = mine
-    if not behind:
-        return {}
+    parts = {
+        name: [part for part in _parts(form) if isinstance(part, Pullback)]
+        for name, form in forms.items()
+    }
+    behind = {name: mine for name, mine in parts.items() if mine}
     maps = {part.map(): part for mine in behind.values() for part in mine}
     count = sum(len(mine) for mine in behind.values())
-    if count < 2 or not all(map(_plain, maps.values())):
-        return {}
+    if count < 2 or any(part.derived != wide(part.derived) for part in maps.values()):
+        return {}  # something has to be scaled on the way
     if count == len(maps) and any(part.derived.is_complex for part in maps.values()):
         return {}  # nothing is shared, and rows are twice as large
     parameters = {name: mine[0].parameter for name, mine in behind.items()}
@@ -77,11 +75,6 @@ def _parts(form: Form) -> list[Form]:
     return form.forms if isinstance(form, Total) else [form]
 
 
-def _plain(form: Pullback) -> bool:
-    """Whether nothing has to be scaled on the way."""
-    return form.derived == wide(form.derived)
-
-
 def _bytes_of_all(parameters: Mapping[str, Tensor]) -> int:
     return sum(p.numel() * p.element_size() for p in parameters.values())
 
@@ -89,18 +82,14 @@ def _bytes_of_all(parameters: Mapping[str, Tensor]) -> int:
 def _rows(maps: list[Pullback], parameters: Mapping[str, Tensor], n: int) -> dict[str, Tensor]:
     """Every parameter's rows, a few samples at a time."""
     each = sum(part.form.row_bytes() for part in maps) + _bytes_of_all(parameters)
-    edges, found = [part.edge for part in maps], {}
+    edges, found = [part.edge for part in maps], {name: list[Tensor]() for name in parameters}
     for first, last in spans(n, each, scratch() // 2):
         seeds = [part.form.dense(first, last).to(part.derived) for part in maps]
         grads = walk_rows(edges, list(parameters.values()), seeds)
         for (name, parameter), grad in zip(parameters.items(), grads, strict=True):
-            if grad is not None and last - first == n:
-                found[name] = grad
-            elif grad is not None or name not in found:
-                found.setdefault(name, parameter.new_zeros(n, *parameter.shape).detach())
-                if grad is not None:
-                    found[name][first:last] = grad
-    return found
+            shape = (last - first, *parameter.shape)
+            found[name].append(parameter.detach().new_zeros(shape) if grad is None else grad)
+    return {name: torch.cat(rows) if len(rows) > 1 else rows[0] for name, rows in found.items()}
 
 
 class Kept(Dense):
