@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .cost import Plan
-from .form import Form, Moments
+from .form import Form, Moments, real
 from .rounding import Norms
 
 
@@ -198,6 +198,10 @@ class Part(Mapped):
         """Two views of the same elements: as the forms of the views."""
         if isinstance(other, Part) and other.map() == self.map():
             return self.form.dots(other.form)
+        if isinstance(other, Part) and (
+            self.span()[1] <= other.span()[0] or other.span()[1] <= self.span()[0]
+        ):
+            return torch.zeros(self.n, other.n, dtype=real(self.dtype), device=self.device)
         return super().dots(other)
 
     def moments(self, dtype: torch.dtype | None = None) -> Moments:

@@ -87,6 +87,10 @@ class Picked(Mapped):
         """Picked rows added into zeros."""
         return self.table(first, last).dense()
 
+    def add_to(self, out: Tensor, first: int = 0, last: int | None = None) -> Tensor:
+        """Straight into their places."""
+        return self.table(first, last).add_to(out)
+
     def gather(self) -> Picked:
         """The same with every index once: rows of one index are added up for all samples at once.
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-import torch
 from torch import Tensor
 
 from ..cost import scratch, spans
@@ -82,14 +81,18 @@ def _bytes_of_all(parameters: Mapping[str, Tensor]) -> int:
 def _rows(maps: list[Pullback], parameters: Mapping[str, Tensor], n: int) -> dict[str, Tensor]:
     """Every parameter's rows, a few samples at a time."""
     each = sum(part.form.row_bytes() for part in maps) + _bytes_of_all(parameters)
-    edges, found = [part.edge for part in maps], {name: list[Tensor]() for name in parameters}
+    edges, found = [part.edge for part in maps], {}
     for first, last in spans(n, each, scratch() // 2):
         seeds = [part.form.dense(first, last).to(part.derived) for part in maps]
         grads = walk_rows(edges, list(parameters.values()), seeds)
         for (name, parameter), grad in zip(parameters.items(), grads, strict=True):
-            shape = (last - first, *parameter.shape)
-            found[name].append(parameter.detach().new_zeros(shape) if grad is None else grad)
-    return {name: torch.cat(rows) if len(rows) > 1 else rows[0] for name, rows in found.items()}
+            if grad is not None and last - first == n:
+                found[name] = grad
+            elif grad is not None or name not in found:
+                found.setdefault(name, parameter.new_zeros(n, *parameter.shape).detach())
+                if grad is not None:
+                    found[name][first:last] = grad
+    return found
 
 
 class Kept(Dense):
