@@ -59,11 +59,10 @@ class UnheardWarning(UserWarning):
 
 def unheard() -> None:
     """Warn of it: an optimizer would step without a word."""
-    warnings.warn(
+    warn_caller(
         "a backward pass that persample did not start reached a recorded model: its parameters "
         "received no gradients; call tape.backward(losses), and tape.set_grad(...)",
         UnheardWarning,
-        stacklevel=2,
     )
 
 
@@ -95,6 +94,14 @@ def here(depth: int = 1) -> Place | None:
             return code, frame.f_lasti
         frame = frame.f_back  # type: ignore[assignment]
     return None
+
+
+def warn_caller(text: str, category: type[Warning]) -> None:
+    """Warn of the innermost line of the caller's own code."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_HIDDEN):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, category, stacklevel=level)
 
 
 def from_torch() -> bool:

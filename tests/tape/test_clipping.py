@@ -352,3 +352,14 @@ def test_squares_that_vanish_meet_huge_ones(
         tape.backward(losses * torch.tensor([1.0, 0.0]))
     found = sum(float(v.double().square().sum()) for v in tape.clipped_sum(bound).values())
     assert 0 < found**0.5 <= bound * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("ask", ["clipped_sum", "set_clipped_grad"])
+def test_warnings_show_the_line_of_the_caller(ask: str) -> None:
+    model, x = nn.Linear(3, 2), torch.randn(4, 3)
+    x[1] = torch.nan
+    with persample.record(model) as tape:
+        tape.backward(model(x).square().sum(1))
+    with pytest.warns(persample.NonFiniteWarning) as seen:
+        getattr(tape, ask)(1.0)
+    assert [warning.filename for warning in seen] == [__file__]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import warnings
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
-from ..errors import LOOP, MissedUseError, UnheardWarning
+from ..errors import LOOP, MissedUseError, UnheardWarning, warn_caller
 from ..uses import Context
 
 _LOCK = threading.Lock()
@@ -80,12 +79,11 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     waiting = [p for p in mine if _is_waiting(p)]
     forget_untrained(waiting)
     if waiting and all(p.grad is None for p in waiting):
-        warnings.warn(
+        warn_caller(
             "this optimizer step trains nothing: the last backward() ran inside a persample.record "
             "block, which leaves no .grad; pass record(model, grad=True), or call "
             "tape.set_grad(...) before the step",
             UnheardWarning,
-            stacklevel=3,
         )
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import sys
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import UsageError
+from ..errors import UsageError, warn_caller
 from ..validation import number, shown, whole
 from . import accounting, statement, truncation
 from .constants import Constants, fraction, positive
@@ -190,9 +189,8 @@ def _noise(epsilon: Any, noise_multiplier: Any) -> float | None:
 def _warn_of_delta(delta: float, size: int | None, unit: str) -> None:
     """Warn of a δ at which releasing one whole record would count as private."""
     if size is not None and delta >= 1 / size:
-        warnings.warn(
+        warn_caller(
             f"delta={delta:g} is not below 1 / size = {1 / size:.3g}: publishing one {unit} at "
             "random would count as private; choose delta well below 1 / size",
             PrivacyWarning,
-            stacklevel=3,
         )

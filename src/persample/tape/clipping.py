@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..distributed import Reduction
-from ..errors import ExtractedNumberWarning, NonFiniteWarning, UsageError
+from ..errors import ExtractedNumberWarning, NonFiniteWarning, UsageError, warn_caller
 from ..forms import Stacked
 from ..validation import shown
 from .question import Forms, Grads, Question
@@ -209,12 +208,11 @@ def _warn_of_numbers(question: Question) -> None:
     """Warn if a number of several samples may be in the losses: then no bound would hold."""
     taken = question.extracted
     if taken is not None:
-        warnings.warn(
+        warn_caller(
             f"a number of several samples was taken out of torch before the losses: {taken.where()}"
             "; if they depend on it, one sample changes the gradients of others, and no bound "
             f"holds; fix: {taken.fix}; tape.explain() lists all",
             ExtractedNumberWarning,
-            stacklevel=4,
         )
 
 
@@ -225,9 +223,8 @@ def _left_out(bounds: Tensor, *, warn: bool) -> Tensor | None:
         return None
     if warn:
         which = bad.nonzero().flatten().tolist()
-        warnings.warn(
+        warn_caller(
             f"samples {which[:8]} have non-finite gradients and contribute zero",
             NonFiniteWarning,
-            stacklevel=4,
         )
     return bad
