@@ -11,8 +11,8 @@ from ...errors import Mixing
 from ..call import Call, Result, carry, other_sizes
 from ..layout import Layout, align, explicit, ids_of, remap
 from ..operators import rule
-from ..reshaping import colour_groups
-from ..subscript import expand_index, is_full, shrink_colours
+from ..reshaping import colour_groups, kept_axes
+from ..subscript import expand_index, shrink_colours
 
 
 @rule("getitem index", linear=True, routes=True)
@@ -36,15 +36,10 @@ def getitem(call: Call) -> Result:
 
 
 def _read_layout(layout: Layout, x: Tensor, entries: list[Any], call: Call) -> Layout:
-    if not any(isinstance(e, Tensor) for e in entries):
-        places: list[int | None] = []
-        new, read = 0, [entry for entry in entries if entry is not None]
-        for entry in entries:
-            if entry is not None:
-                places.append(new if isinstance(entry, slice) else None)
-            new += entry is None or isinstance(entry, slice)
-        if all(is_full(read[d]) for d in layout.axes) and new == call.out.dim():
-            return remap(layout, places, new)
+    if not any(isinstance(e, (Tensor, bool)) for e in entries):
+        places, rank = kept_axes(x.shape, lambda t: t[tuple(entries)])
+        if all(places[d] is not None for d in layout.axes):
+            return remap(layout, places, rank)
     ids = shrink_colours(call.colours(x), x.shape, entries)
     return call.painted(ids[tuple(entries)])
 
