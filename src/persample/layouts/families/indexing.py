@@ -157,12 +157,6 @@ def embedding(call: Call) -> Result:
     return carry(call, [(index, ())], call.out, {call.out.dim() - 1})
 
 
-@rule("embedding_renorm")
-def embedding_renorm(call: Call) -> Result:
-    """Rows that are looked up are shortened, for whoever looks them up: still a table."""
-    return None
-
-
 @rule("embedding_bag _embedding_bag _embedding_bag_forward_only", routes=True)
 def embedding_bag(call: Call) -> Result | list[Result]:
     """A bag belongs to the sample of its rows, or of its offset."""
@@ -201,9 +195,3 @@ def bincount(call: Call) -> Result:
         return None
     why = "a bin counts rows of several samples"
     return explicit(colour_groups(index, rows, len(call.out), why=why), call.n)
-
-
-@rule("combinations cartesian_prod cov corrcoef")
-def crossing(call: Call) -> Result:
-    """Every row is combined with every other row."""
-    raise Mixing(f"{call.name} combines all rows")

@@ -197,24 +197,26 @@ def segments(call: Call) -> Result:
     return explicit(colours.view(-1, *(1,) * (call.out.dim() - 1)), call.n)
 
 
-@rule("unique unique_consecutive", routes=True)
-def keys(call: Call) -> Result:
-    """Which keys there are, how many, and each key's place among them depend on the whole batch."""
+@rule(
+    "unique unique_consecutive histc histogram combinations cartesian_prod cov corrcoef",
+    routes=True,
+)
+def of_all_rows(call: Call) -> Result:
+    """Which keys there are, counts, and pairs of rows depend on the whole batch."""
+    fix = "to route rows by their keys: for key in keys.unique().tolist()"
     raise Mixing(
-        f"{call.name} looks at the whole batch",
-        "to route rows by their keys: for key in keys.unique().tolist()",
+        f"{call.name} looks at the whole batch", fix if call.name.startswith("unique") else ""
     )
 
 
-@rule("histc histogram searchsorted", routes=True)
-def counting(call: Call) -> Result:
-    """Rows of sorted sequences are searched on their own; counts over samples are mixed."""
-    if call.name == "searchsorted":
-        keys, values = call.arg(0, "sorted_sequence"), call.arg(1, "input")
-        if isinstance(values, Tensor):
-            core = {values.dim() - 1} if keys.dim() > 1 else set()
-            return carry(call, [(keys, {keys.dim() - 1}), (values, core)], call.out, core)
-    raise Mixing(f"{call.name} looks at the whole batch")
+@rule("searchsorted", routes=True)
+def searchsorted(call: Call) -> Result:
+    """Rows of sorted sequences are searched on their own."""
+    keys, values = call.arg(0, "sorted_sequence"), call.arg(1, "input")
+    if not isinstance(values, Tensor):
+        raise Mixing("searchsorted looks for a number in the whole batch")
+    core = {values.dim() - 1} if keys.dim() > 1 else set()
+    return carry(call, [(keys, {keys.dim() - 1}), (values, core)], call.out, core)
 
 
 @rule("to_sparse coalesce")

@@ -69,11 +69,10 @@ def scatter(call: Call) -> Result:
     if x.dim() == 0:
         raise Mixing("scatter into a scalar")
     axis = call.arg(1, "dim") % x.dim()
-    if not isinstance(source, Tensor) or call.layout(source) is None:
-        layout, chosen = call.layout(x), call.layout(index)
-        if chosen is not None and layout is None:
-            return _scatter_layout(call, x, index, axis, index, along_axis=False)
-        return layout
+    if call.layout(source) is None:
+        if call.layout(x) is not None or call.layout(index) is None:
+            return call.layout(x)
+        source = index
     return _scatter_layout(call, x, source, axis, index, along_axis=False)
 
 
