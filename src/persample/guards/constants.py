@@ -62,13 +62,6 @@ class Constants:
         """What is kept to be computed from, where it is their memory."""
         return [tensor for tensor in kept if memory_of(tensor) in self._memories]
 
-    def clear(self) -> None:
-        """Forget them."""
-        self._seen.clear()
-        self._views.clear()
-        self._held.clear()
-        self._memories.clear()
-
 
 class _View:
     """Where a view lies in the memory of its base tensor, which may outlive it."""

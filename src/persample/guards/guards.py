@@ -63,7 +63,7 @@ class Guards:
         """Forget every tensor."""
         for seen in (self._values, self._returned, self._differences):
             seen.clear()
-        self._constants.clear()
+        self._constants = Constants()
         self._zeros.clear()
         self._deterministic.clear()
 
