@@ -130,10 +130,9 @@ class Processes:
             elif replica is not None and replica.require_backward_grad_sync:
                 groups = [replica.process_group]
                 if anywhere(value is not None, groups, parameter.device):
-                    parts = [g for g in (parameter.grad, value) if g is not None]
                     whole = torch.zeros_like(parameter, requires_grad=False)
-                    for part in parts:
-                        whole += part
+                    for part in (parameter.grad, value):
+                        whole += 0 if part is None else part
                     dist.all_reduce(whole, group=replica.process_group)
                     parameter.grad = whole / dist.get_world_size(replica.process_group)
             elif value is not None:
