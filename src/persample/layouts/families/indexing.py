@@ -119,10 +119,9 @@ def gather(call: Call) -> Result:
         )
     elif layout is not None and other_sizes(call.out, axis) != other_sizes(x, axis):
         ids = call.colours(x)
-        for d in range(x.dim()):
-            if d != axis and ids.size(d) != 1:
-                ids = ids.narrow(d, 0, call.out.shape[d])
-        layout = explicit(ids, call.n)
+        whole = [d == axis or ids.size(d) == 1 for d in range(x.dim())]
+        read = [slice(None if whole[d] else size) for d, size in enumerate(call.out.shape)]
+        layout = explicit(ids[tuple(read)], call.n)
     brought = None if chosen is None else align(chosen, index.shape, call.out.shape, call.n)
     return call.merge(layout, brought)
 

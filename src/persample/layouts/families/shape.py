@@ -103,12 +103,11 @@ def meshgrid(call: Call) -> list[Result]:
     """Result k varies along axis k with argument k (the first two swapped for "xy")."""
     tensors = call.args[0] if isinstance(call.args[0], (list, tuple)) else call.args
     swapped = {0: 1, 1: 0} if call.kwargs.get("indexing") == "xy" else {}
-    found: list[Result] = []
-    for k, (x, out) in enumerate(zip(tensors, call.out, strict=True)):
-        layout = call.layout(x)
-        places = [swapped.get(k, k)] * x.dim()
-        found.append(None if layout is None else remap(layout, places, out.dim()))
-    return found
+    rank, held = len(call.out), [call.layout(x) for x in tensors]
+    return [
+        None if layout is None else remap(layout, [swapped.get(k, k)] * x.dim(), rank)
+        for k, (x, layout) in enumerate(zip(tensors, held, strict=True))
+    ]
 
 
 def view(call: Call) -> Result | list[Result]:
