@@ -30,8 +30,6 @@ def getitem(call: Call) -> Result:
     chosen = _index_colours(call, entries, layouts)
     if chosen is not None and not chosen.coupled:
         result = call.merge(result, chosen)
-    if result is not None and result.ids is not None and result.ids.dim() != call.out.dim():
-        raise Mixing("torch reads the index in another way")
     return result
 
 
