@@ -43,17 +43,11 @@ def _dims(call: Call) -> set[int]:
     return axes(value, _input(call).dim())
 
 
-def reduce_colours(call: Call, dims: set[int]) -> Layout | None:
-    """Colours when ``dims`` of the first argument are reduced (kept as size one, or removed)."""
-    x, out = _input(call), call.first
-    return carry(call, [(x, dims)], out, () if out.dim() != x.dim() else dims)
-
-
 @rule("sum nansum mean nanmean", linear=True)
-def total(call: Call) -> Result:
+def total(call: Call) -> Result | list[Result]:
     """Over the samples these give a sum over samples (divided by a count that is public)."""
     try:
-        return reduce_colours(call, _dims(call))
+        return reduction(call)
     except Mixing:
         if call.name == "nanmean":
             raise Mixing("nanmean over samples divides by a count of the whole batch") from None
@@ -80,17 +74,14 @@ def sum_to_size(call: Call) -> Result:
 )
 def reduction(call: Call) -> Result:
     """Over the axes that the call names; a spacing given as a tensor must be shared."""
-    return reduce_colours(call, _dims(call))
+    x, out, dims = _input(call), call.first, _dims(call)
+    return carry(call, [(x, dims)], out, () if out.dim() != x.dim() else dims)
 
 
 @rule("max min")
-def extremum(call: Call) -> Result:
+def extremum(call: Call) -> Result | list[Result]:
     """With a tensor as second argument element by element, else a reduction."""
-    return (
-        elementwise(call)
-        if isinstance(call.arg(1, "other"), Tensor)
-        else reduce_colours(call, _dims(call))
-    )
+    return elementwise(call) if isinstance(call.arg(1, "other"), Tensor) else reduction(call)
 
 
 @rule("quantile nanquantile")
