@@ -159,10 +159,22 @@ def _namespaces() -> list[Any]:
 
 
 def _add_attribute(table: dict[Any, Operator], name: str, value: Any) -> None:
-    ignore = name in _ATTRIBUTES or name.startswith("is_")
-    table[value.__get__] = Operator(name, ignore=True) if ignore else describe_operator(value, name)
-    if name in ("data", NEEDS_GRAD):
-        table[value.__set__] = Operator(SET_DATA if name == "data" else NEEDS_GRAD, graph=True)
+    getter = value.__get__
+    if name in _ATTRIBUTES or name.startswith("is_"):
+        table[getter] = Operator(name, ignore=True)
+    else:
+        table[getter] = Operator(
+            name,
+            rule=RULES.get(name),
+            linear=name in LINEAR,
+            aliasing=name in ALIASING,
+            by_shape=name in BY_SHAPE,
+            graph=name == "grad_fn",
+        )
+    if name == "data":
+        table[value.__set__] = Operator(SET_DATA, graph=True)
+    if name == NEEDS_GRAD:
+        table[value.__set__] = Operator(NEEDS_GRAD, graph=True)
 
 
 def _add(table: dict[Any, Operator], function: Any, attribute: str) -> None:
@@ -199,7 +211,7 @@ def describe_operator(function: Any, name: str) -> Operator:
         recurrent=short in RECURRENT,
         additive=short in ADDITIVE,
         direct=_DIRECT.get(function, 0) if enter else 0,
-        graph=short in ("backward", "grad", "grad_fn", "register_hook", NEEDS_GRAD),
+        graph=short in ("backward", "grad", "register_hook", NEEDS_GRAD),
         takes=short in _TAKES,
         by_shape=not inplace and (short in BY_SHAPE or found in (elementwise, first_only)),
         by_shape_alone=short in BY_SHAPE_ALONE,
