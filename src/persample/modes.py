@@ -17,11 +17,6 @@ from torch.overrides import (
     _push_mode,
 )
 
-
-def _no(*_: Any) -> bool:
-    return False
-
-
 _ASK = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 
 
@@ -44,7 +39,7 @@ def entered(function: Callable[..., Any]) -> Callable[..., Any]:
         function = function.__wrapped__
     if not isinstance(function, types.FunctionType):
         return function
-    names = {**function.__globals__, **dict.fromkeys(_ASK, _no)}
+    names = {**function.__globals__, **dict.fromkeys(_ASK, lambda *_: False)}
     copy = types.FunctionType(
         function.__code__, names, function.__name__, function.__defaults__, function.__closure__
     )

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-Autocast = tuple[tuple[str, torch.dtype], ...]
+Autocast = tuple[tuple[str, torch.dtype], ...]  # one kind of device at most
 
 
 def fingerprint(tensors: Sequence[Tensor], *, again: bool) -> Tensor | None:
@@ -124,13 +124,11 @@ def uncast() -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext()
 
 
-@contextlib.contextmanager
-def recast(settings: Autocast) -> Iterator[None]:
+def recast(settings: Autocast) -> contextlib.AbstractContextManager[Any]:
     """Autocast as it was."""
-    with contextlib.ExitStack() as stack:
-        for kind, dtype in settings:
-            stack.enter_context(torch.autocast(kind, dtype=dtype))
-        yield
+    for kind, dtype in settings:
+        return torch.autocast(kind, dtype=dtype)
+    return contextlib.nullcontext()
 
 
 _UNITS = 64  # of rounding that gradients may carry from others

@@ -13,7 +13,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import UsageError
 from .reduction import (
-    Places,
     Reduction,
     Targets,
     anywhere,
@@ -93,27 +92,24 @@ class Processes:
         problem: UsageError | None,
     ) -> Targets:
         """(parameter, sum over processes) of every gradient, after all have agreed to it."""
-        problem = problem or self._problem(grads.values())
         key = [(name, tuple(g.shape), str(g.dtype)) for name, g in sorted(grads.items())]
-        names = sorted(grads)
-        reduction = Reduction(
-            self._places(), names, selected, key=(key, accumulate), problem=problem
-        )
+        reduction = self.reduction(
+            sorted(grads), selected, key=(key, accumulate),
+            problem=problem or self._problem(grads.values()),
+        )  # fmt: skip
         reduction.begin()
-        for name in names:
-            reduction.add(name, grads[name])
+        for name, grad in sorted(grads.items()):
+            reduction.add(name, grad)
         return reduction.targets()
 
     def reduction(
-        self, names: Sequence[str], selected: Mapping[str, Tensor], *, key: Any
-    ) -> Reduction:
+        self, names: Sequence[str], selected: Mapping[str, Tensor], *, key: Any,
+        problem: UsageError | None = None,
+    ) -> Reduction:  # fmt: skip
         """Sums of these names, to be sent one by one; ``key``: what all processes must share."""
-        key, problem = (list(names), key), self._problem(())
-        return Reduction(self._places(), names, selected, key=key, problem=problem)
-
-    def _places(self) -> Places:
         replicated = {id(p): r.process_group for r in self._replicas for p in r._module_parameters}
-        return Places(self.homes(), replicated)
+        places, problem = {**replicated, **self.homes()}, problem or self._problem(())
+        return Reduction(places, names, selected, key=(list(names), key), problem=problem)
 
     def add_mean(self, grads: Mapping[str, Tensor], selected: Mapping[str, Tensor]) -> None:
         """Add gradients to ``.grad`` as DDP and ``fully_shard`` do: the mean over processes.
@@ -134,10 +130,9 @@ class Processes:
             elif replica is not None and replica.require_backward_grad_sync:
                 groups = [replica.process_group]
                 if anywhere(value is not None, groups, parameter.device):
-                    parts = [g for g in (parameter.grad, value) if g is not None]
                     whole = torch.zeros_like(parameter, requires_grad=False)
-                    for part in parts:
-                        whole += part
+                    for part in (parameter.grad, value):
+                        whole += 0 if part is None else part
                     dist.all_reduce(whole, group=replica.process_group)
                     parameter.grad = whole / dist.get_world_size(replica.process_group)
             elif value is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,31 +22,12 @@ BUCKET = 4 << 20  # bytes that travel together
 Bucket = list[tuple[str, Tensor]]
 
 
-class Places:
-    """The sharded parameter, or the group of replicas, behind each parameter of a model."""
-
-    def __init__(self, homes: dict[int, Tensor], replicated: dict[int, Any]) -> None:
-        self._homes, self._replicated = homes, replicated
-
-    def home(self, parameter: Tensor) -> Any:
-        """The sharded parameter whose ``.grad`` is meant, or None."""
-        return self._homes.get(id(parameter))
-
-    def replicas(self, parameter: Tensor) -> Any:
-        """The processes that hold the same parameter, unless it is sharded or local."""
-        return self._replicated.get(id(parameter))
-
-    def groups(self, parameters: Iterable[Tensor]) -> list[Any]:
-        """Every process group behind the parameters, each once, in their order."""
-        found: dict[int, Any] = {}
-        for parameter in parameters:
-            home, group = self.home(parameter), self.replicas(parameter)
-            if home is not None:
-                groups = home.device_mesh.get_all_groups()
-            else:
-                groups = [] if group is None else [group]
-            found.update({id(each): each for each in groups})
-        return list(found.values())
+def groups_of(place: Any) -> Sequence[Any]:
+    """The process groups of a place: a sharded parameter, a group of replicas, or None."""
+    if isinstance(place, Tensor):
+        groups: Sequence[Any] = place.device_mesh.get_all_groups()  # type: ignore[attr-defined]
+        return groups
+    return [] if place is None else [place]
 
 
 def is_distributed(tensor: Tensor) -> bool:
@@ -115,11 +96,14 @@ def loaded_class(module: str, name: str) -> Any:
 
 
 class Reduction:
-    """The sums of one question, on their way."""
+    """The sums of one question, on their way.
+
+    ``places``: for a parameter's id the sharded parameter, or the group of replicas, behind it.
+    """
 
     def __init__(
         self,
-        places: Places,
+        places: Mapping[int, Any],
         names: Sequence[str],
         selected: Mapping[str, Tensor],
         *,
@@ -157,12 +141,11 @@ class Reduction:
     def targets(self) -> Targets:
         """(parameter, sum over processes) of every name."""
         self._wait()
-        found = []
-        for name in self._names:
-            parameter = self._selected[name]
-            home = self._places.home(parameter)
-            found.append((parameter if home is None else home, self._found[name]))
-        return found
+        homes = [self._home(name) for name in self._names]
+        return [
+            (self._selected[name] if home is None else home, self._found[name])
+            for name, home in zip(self._names, homes, strict=True)
+        ]
 
     def fail(self, problem: Exception) -> None:
         """Let no process wait for this one, nor write what it lacks; raises the problem."""
@@ -177,22 +160,28 @@ class Reduction:
             self._wait()
         self._agree(problem)
 
+    def _home(self, name: str) -> Any:
+        """The sharded parameter whose ``.grad`` is meant, or None."""
+        place = self._places.get(id(self._selected[name]))
+        return place if isinstance(place, Tensor) else None
+
     def _agree(self, problem: Exception | None) -> None:
-        device = next(iter(self._selected.values())).device
-        for group in self._places.groups(self._selected.values()):
-            agree(group, device, self._number, problem)
+        parameters = list(self._selected.values())
+        groups = [group for p in parameters for group in groups_of(self._places.get(id(p)))]
+        for group in {id(group): group for group in groups}.values():
+            agree(group, parameters[0].device, self._number, problem)
         if problem is not None:
             raise problem
 
     def _send(self, name: str) -> None:
         parameter, value = self._selected[name], self._ready[name].detach()
-        home, group = self._places.home(parameter), self._places.replicas(parameter)
-        if home is not None:
-            self._found[name] = reduce_shard(value, home, wait=False)
-        elif group is None:
+        place = self._places.get(id(parameter))
+        if isinstance(place, Tensor):
+            self._found[name] = reduce_shard(value, place, wait=False)
+        elif place is None:
             self._found[name] = value
         else:
-            key = (id(group), value.dtype)
+            key = (id(place), value.dtype)
             bucket = self._buckets.setdefault(key, [])
             bucket.append((name, value))
             if sum(each.nbytes for _, each in bucket) >= BUCKET:
@@ -200,7 +189,7 @@ class Reduction:
 
     def _flush(self, key: tuple[int, torch.dtype]) -> None:
         bucket = self._buckets.pop(key)
-        group = self._places.replicas(self._selected[bucket[0][0]])
+        group = self._places[id(self._selected[bucket[0][0]])]
         flat = torch.cat([value.reshape(-1) for _, value in bucket])
         self._pending.append((bucket, flat, dist.all_reduce(flat, group=group, async_op=True)))
 
@@ -213,6 +202,5 @@ class Reduction:
             for (name, value), part in zip(bucket, parts, strict=True):
                 self._found[name] = part.view(value.shape)
         for name, value in self._found.items():
-            home = self._places.home(self._selected[name])
-            if home is not None:
+            if (home := self._home(name)) is not None:
                 self._found[name] = await_shard(value, home)

@@ -6,7 +6,7 @@ Those that alone keep samples separate must also do so in backward.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ from torch import Tensor
 from ..errors import Place
 from ..uses import Context, memory_of
 from .messages import not_finite_at_zeros
+
+Grads = Sequence[Tensor | None]
 
 
 class Constants:
@@ -59,13 +61,6 @@ class Constants:
     def within(self, kept: Iterable[Tensor]) -> list[Tensor]:
         """What is kept to be computed from, where it is their memory."""
         return [tensor for tensor in kept if memory_of(tensor) in self._memories]
-
-    def clear(self) -> None:
-        """Forget them."""
-        self._seen.clear()
-        self._views.clear()
-        self._held.clear()
-        self._memories.clear()
 
 
 class _View:
@@ -123,21 +118,18 @@ def _open(tensor: Tensor, *, masks: bool) -> Tensor:
     return value > torch.finfo(value.dtype).min / 2 if masks else value != 0
 
 
-class Finite:
+def expect_finite(
+    context: weakref.ref[Context], operator: str, place: Place | None
+) -> Callable[[Grads, Grads], None]:
     """A hook on a product whose zeros keep samples separate, before code of the user's own.
 
     That may make numbers of what another sample's overflow has left.
     """
 
-    __slots__ = ("_context", "_operator", "_place")
+    def passed(made: Grads, given: Grads) -> None:
+        listening = context()
+        if listening is not None and listening.backward.receiving:
+            if not all(g is None or bool(g.isfinite().all()) for g in (*made, *given)):
+                listening.backward.refuse(not_finite_at_zeros(operator, place))
 
-    def __init__(self, context: weakref.ref[Context], operator: str, place: Place | None) -> None:
-        self._context, self._operator, self._place = context, operator, place
-
-    def __call__(self, made: Sequence[Tensor | None], given: Sequence[Tensor | None]) -> None:
-        """Gradients came to the product, and left it."""
-        context = self._context()
-        if context is None or not context.backward.receiving:
-            return
-        if not all(g is None or bool(g.isfinite().all()) for g in (*made, *given)):
-            context.backward.refuse(not_finite_at_zeros(self._operator, self._place))
+    return passed

@@ -107,12 +107,9 @@ class ExtractedNumbers:
             return
         if self.seen or self._context.n == 1 or self._forward_again():
             return
-        for value in args:
-            if isinstance(value, Tensor) and isinstance(
-                self._context.look(value), (Layout, Additive, Mixed)
-            ):
-                self.hide(name)
-                return
+        states = [self._context.look(value) for value in args if isinstance(value, Tensor)]
+        if any(isinstance(state, (Layout, Additive, Mixed)) for state in states):
+            self.hide(name)
 
     # ------------------------------------------------------------------ forward
 

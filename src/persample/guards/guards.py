@@ -15,7 +15,7 @@ from ..errors import here
 from ..forms import Form
 from ..run_state import comes_back
 from ..uses import Context, Operand, Use, Values, version
-from .constants import Constants, Finite, Zeros
+from .constants import Constants, Zeros, expect_finite
 from .determinism import PassComparison, expect_deterministic
 from .extracted_numbers import ExtractedNumbers
 from .messages import (
@@ -63,7 +63,7 @@ class Guards:
         """Forget every tensor."""
         for seen in (self._values, self._returned, self._differences):
             seen.clear()
-        self._constants.clear()
+        self._constants = Constants()
         self._zeros.clear()
         self._deterministic.clear()
 
@@ -79,7 +79,7 @@ class Guards:
         """Zeros of a constant, or a mask, were all that kept samples separate in a call."""
         self._zeros.note(constants, masks=masks)
         if out.grad_fn is not None:
-            out.grad_fn.register_hook(Finite(self._context.ref, operator, here()))
+            out.grad_fn.register_hook(expect_finite(self._context.ref, operator, here()))
 
     def made_again(self, difference: Tensor) -> None:
         """A tensor was made again: whether it came out another."""

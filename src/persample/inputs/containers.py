@@ -69,7 +69,8 @@ def mapped(
     if parts is not None:
         old = dict(parts)
         new = {k: mapped(v, function, whole=whole, objects=objects) for k, v in old.items()}
-        return value if _same(old, new) else _rebuild(value, new)
+        kept = all(new[key] is part for key, part in old.items())
+        return value if kept else _rebuild(value, new)
     if objects and attributes(value, callables=True) is not None:
         return _copy_object(value, lambda part: mapped(part, function, whole=whole))
     return value
@@ -87,10 +88,6 @@ def leaves(
 
     mapped(value, keep, whole=whole, objects=objects)
     return found
-
-
-def _same(old: dict[Any, Any], new: dict[Any, Any]) -> bool:
-    return all(new[key] is part for key, part in old.items())
 
 
 def _rebuild(value: Any, parts: dict[Any, Any]) -> Any:

@@ -25,24 +25,24 @@ def mark(context: Context, tensor: Tensor, *, dim: int = 0, ids: Tensor | None =
             fix="dim is the axis that holds the samples",
         )
     axis = dim % tensor.dim()
-    size = tensor.shape[axis]
     with torch._C.DisableTorchFunction():
         _expect_unknown(context, tensor)
         context.user_code.expose(tensor)
-        if ids is not None:
-            _mark_ids(context, tensor, axis, ids)
-            context.caller.add(tensor)
-            return
-        if context.n is None:
-            context.n = size
-        if size != context.n:
-            raise UsageError(
-                f"axis {axis} of a tensor {tuple(tensor.shape)} does not hold {context.n} samples",
-                fix="one record block for each batch; give ids= for rows that are not one "
-                "per sample",
-            )
-        _put(context, tensor, closed(axis))
+        by_ids = None if ids is None else _layout_of_ids(context, tensor, axis, ids)
+        _put(context, tensor, by_ids or _layout_of_axis(context, tensor, axis))
         context.caller.add(tensor)
+
+
+def _layout_of_axis(context: Context, tensor: Tensor, axis: int) -> Layout:
+    """One index for each sample; the first tensor says how many there are."""
+    if context.n is None:
+        context.n = tensor.shape[axis]
+    if tensor.shape[axis] != context.n:
+        raise UsageError(
+            f"axis {axis} of a tensor {tuple(tensor.shape)} does not hold {context.n} samples",
+            fix="one record block for each batch; give ids= for rows that are not one per sample",
+        )
+    return closed(axis)
 
 
 def _put(context: Context, tensor: Tensor, layout: Layout) -> None:
@@ -67,7 +67,7 @@ def _expect_unknown(context: Context, tensor: Tensor) -> None:
         )
 
 
-def _mark_ids(context: Context, tensor: Tensor, axis: int, ids: Tensor) -> None:
+def _layout_of_ids(context: Context, tensor: Tensor, axis: int, ids: Tensor) -> Layout:
     size = tensor.shape[axis]
     if context.n is None:
         raise UsageError("ids need the number of samples", fix="record(model, n=...)")
@@ -85,5 +85,4 @@ def _mark_ids(context: Context, tensor: Tensor, axis: int, ids: Tensor) -> None:
     view[axis] = size
     colours = ids.to(tensor.device, torch.long, copy=True).view(view)
     context.patterns.append(colours.flatten())
-    colours = squeeze_colours(colours, context.n)
-    _put(context, tensor, explicit(colours, context.n))
+    return explicit(squeeze_colours(colours, context.n), context.n)

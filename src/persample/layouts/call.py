@@ -196,4 +196,4 @@ def elementwise(call: Call) -> Layout | None:
 
 def first_only(call: Call) -> Layout | None:
     """The first argument's layout, shape unchanged; the others give at most a dtype or a size."""
-    return call.layouts.get(id(call.arg(0, "input", "self")))
+    return call.layouts.get(id(call.arg(0, "input", "self", "indices")))

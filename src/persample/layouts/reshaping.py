@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -52,6 +55,22 @@ def _reshape_ids(ids: Tensor, old: Shape, new: Shape, n: int) -> Layout:
             pieces += [old[d] for d in olds]
     full = ids.expand(pieces).reshape(view)
     return explicit(squeeze_colours(full, n), n)
+
+
+_APART = (1 << 31) - 1  # no stride that comes about by chance
+
+
+def kept_axes(shape: Shape, view: Callable[[Tensor], Any]) -> tuple[list[int | None], int]:
+    """Where a view (or the first of several) has each axis as a whole, else None; and its rank.
+
+    It is taken of a tensor without memory, whose strides tell its axes apart: they move with them.
+    """
+    axes = [(_APART + d, size) for d, size in enumerate(shape)]
+    strides = [stride for stride, _ in axes]
+    out = view(torch.empty_strided(shape, strides, dtype=torch.int8, device="meta"))
+    first: Tensor = out if isinstance(out, Tensor) else out[0]
+    seen = list(zip(first.stride(), first.shape, strict=True))
+    return [seen.index(axis) if axis in seen else None for axis in axes], first.dim()
 
 
 def squeeze_colours(ids: Tensor, n: int) -> Tensor:

@@ -42,25 +42,11 @@ def _consumed(entry: Any) -> int:
     return 0 if entry is None or entry is Ellipsis or isinstance(entry, bool) else 1
 
 
-def is_full(entry: Any) -> bool:
-    """Whether an index entry takes all of its axis."""
-    return isinstance(entry, slice) and entry == slice(None)
-
-
-def axis_steps(entries: list[Any]) -> list[tuple[Any, int, int]]:
-    """(entry, first axis it consumes, how many axes it consumes)."""
-    steps, axis = [], 0
-    for entry in entries:
-        count = _consumed(entry)
-        steps.append((entry, axis, count))
-        axis += count
-    return steps
-
-
 def shrink_colours(ids: Tensor, shape: torch.Size, entries: list[Any]) -> Tensor:
     """Colours with axes of one wherever the index takes all of a colourless axis."""
-    sizes = list(shape)
-    for entry, axis, count in axis_steps(entries):
-        if count == 1 and is_full(entry) and ids.size(axis) == 1:
+    sizes, axis = list(shape), 0
+    for entry in entries:
+        if isinstance(entry, slice) and entry == slice(None) and ids.size(axis) == 1:
             sizes[axis] = 1
+        axis += _consumed(entry)
     return ids.expand(sizes)

@@ -11,8 +11,8 @@ from ...errors import Mixing
 from ..call import Call, Result, carry, other_sizes
 from ..layout import Layout, align, explicit, ids_of, remap
 from ..operators import rule
-from ..reshaping import colour_groups
-from ..subscript import expand_index, is_full, shrink_colours
+from ..reshaping import colour_groups, kept_axes
+from ..subscript import expand_index, shrink_colours
 
 
 @rule("getitem index", linear=True, routes=True)
@@ -30,21 +30,14 @@ def getitem(call: Call) -> Result:
     chosen = _index_colours(call, entries, layouts)
     if chosen is not None and not chosen.coupled:
         result = call.merge(result, chosen)
-    if result is not None and result.ids is not None and result.ids.dim() != call.out.dim():
-        raise Mixing("torch reads the index in another way")
     return result
 
 
 def _read_layout(layout: Layout, x: Tensor, entries: list[Any], call: Call) -> Layout:
-    if not any(isinstance(e, Tensor) for e in entries):
-        places: list[int | None] = []
-        new, read = 0, [entry for entry in entries if entry is not None]
-        for entry in entries:
-            if entry is not None:
-                places.append(new if isinstance(entry, slice) else None)
-            new += entry is None or isinstance(entry, slice)
-        if all(is_full(read[d]) for d in layout.axes) and new == call.out.dim():
-            return remap(layout, places, new)
+    if not any(isinstance(e, (Tensor, bool)) for e in entries):
+        places, rank = kept_axes(x.shape, lambda t: t[tuple(entries)])
+        if all(places[d] is not None for d in layout.axes):
+            return remap(layout, places, rank)
     ids = shrink_colours(call.colours(x), x.shape, entries)
     return call.painted(ids[tuple(entries)])
 
@@ -124,10 +117,9 @@ def gather(call: Call) -> Result:
         )
     elif layout is not None and other_sizes(call.out, axis) != other_sizes(x, axis):
         ids = call.colours(x)
-        for d in range(x.dim()):
-            if d != axis and ids.size(d) != 1:
-                ids = ids.narrow(d, 0, call.out.shape[d])
-        layout = explicit(ids, call.n)
+        whole = [d == axis or ids.size(d) == 1 for d in range(x.dim())]
+        read = [slice(None if whole[d] else size) for d, size in enumerate(call.out.shape)]
+        layout = explicit(ids[tuple(read)], call.n)
     brought = None if chosen is None else align(chosen, index.shape, call.out.shape, call.n)
     return call.merge(layout, brought)
 
@@ -160,12 +152,6 @@ def embedding(call: Call) -> Result:
     """A row of the table for every index."""
     index = call.arg(1, "indices", "input")
     return carry(call, [(index, ())], call.out, {call.out.dim() - 1})
-
-
-@rule("embedding_renorm")
-def embedding_renorm(call: Call) -> Result:
-    """Rows that are looked up are shortened, for whoever looks them up: still a table."""
-    return None
 
 
 @rule("embedding_bag _embedding_bag _embedding_bag_forward_only", routes=True)
@@ -206,9 +192,3 @@ def bincount(call: Call) -> Result:
         return None
     why = "a bin counts rows of several samples"
     return explicit(colour_groups(index, rows, len(call.out), why=why), call.n)
-
-
-@rule("combinations cartesian_prod cov corrcoef")
-def crossing(call: Call) -> Result:
-    """Every row is combined with every other row."""
-    raise Mixing(f"{call.name} combines all rows")

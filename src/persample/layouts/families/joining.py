@@ -150,9 +150,7 @@ def copied(call: Call) -> Result:
     data = call.arg(1 if call.name.startswith("new") else 0, "data", "obj")
     if isinstance(data, Tensor):
         return call.layout(data)
-    found: list[Tensor] = []
-    if isinstance(data, (list, tuple)):
-        found = [_colours(call, item) for item in data]
+    found = [_colours(call, item) for item in data] if isinstance(data, (list, tuple)) else []
     if not any(bool((ids >= 0).any()) for ids in found):
         return None
     return call.painted(torch.stack(found))
@@ -175,11 +173,9 @@ def fill(call: Call) -> Result:
     """Numbers that every element is made of; integers are treated as constants, like sizes."""
     given = call.tensors()
     values = given[1:] if call.name in ("full_like", "new_full", "fill") else given
-    owners: set[int] = set()
-    for value in values:
-        if value.is_floating_point() or value.is_complex():
-            owners.update(call.colours(value).flatten().tolist())
-    owners = {owner for owner in owners if owner >= 0}
+    real = [value for value in values if value.is_floating_point() or value.is_complex()]
+    colours = [call.colours(value).flatten().tolist() for value in real]
+    owners = {owner for each in colours for owner in each if owner >= 0}
     if not owners:
         return None
     if len(owners) > 1:

@@ -12,21 +12,12 @@ from ..call import Call, Result, carry
 from ..layout import Additive, Layout
 from ..operators import rule
 
-_NONE, _MEAN, _SUM = 0, 1, 2
-
-
-def _reduction(call: Call, position: int) -> int:
-    value = call.arg(position, "reduction", default=_MEAN)
-    if isinstance(value, str):
-        return {"none": _NONE, "mean": _MEAN, "sum": _SUM}.get(value, _MEAN)
-    return int(value)
-
 
 def _by_row(
     call: Call, operands: Sequence[tuple[Tensor, set[int]]], shape: Sequence[int], position: int
 ) -> Result:
-    """A loss for each element of ``shape``, then reduced as the argument at a position says."""
-    reduced = _reduction(call, position) != _NONE
+    """A loss for each element of ``shape``, then reduced unless the argument at a position is 0."""
+    reduced = call.arg(position, "reduction") not in (0, "none")
     # a stand-in with the shape that the result would have
     out = (
         call.first.new_empty(()).expand(shape) if reduced and call.first.dim() == 0 else call.first

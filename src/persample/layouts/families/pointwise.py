@@ -83,7 +83,8 @@ _CONSTANT = """zeros_like ones_like empty_like rand_like randn_like randint_like
     triu_indices"""
 rule(_CONSTANT, routes=True)(constant)
 CONSTANT.update(_CONSTANT.split())
-rule("fill_diagonal")(first_only)  # what is beside the diagonal stays
+rule("embedding_renorm")(constant)  # shortened for whoever looks rows up: still a table
+rule("fill_diagonal unravel_index")(first_only)  # beside the diagonal; each index on its own
 
 
 @rule(
@@ -98,10 +99,3 @@ def by_channel(call: Call) -> Result:
             "model.apply(torch.ao.quantization.disable_observer)",
         )
     return carry(call, [(call.arg(0, "input"), ())], call.out)
-
-
-@rule("unravel_index")
-def unravel_index(call: Call) -> Result | list[Result]:
-    """Each index is split on its own."""
-    layout = call.layout(call.arg(0, "indices"))
-    return [layout] * len(call.out)

@@ -43,17 +43,11 @@ def _dims(call: Call) -> set[int]:
     return axes(value, _input(call).dim())
 
 
-def reduce_colours(call: Call, dims: set[int]) -> Layout | None:
-    """Colours when ``dims`` of the first argument are reduced (kept as size one, or removed)."""
-    x, out = _input(call), call.first
-    return carry(call, [(x, dims)], out, () if out.dim() != x.dim() else dims)
-
-
 @rule("sum nansum mean nanmean", linear=True)
-def total(call: Call) -> Result:
+def total(call: Call) -> Result | list[Result]:
     """Over the samples these give a sum over samples (divided by a count that is public)."""
     try:
-        return reduce_colours(call, _dims(call))
+        return reduction(call)
     except Mixing:
         if call.name == "nanmean":
             raise Mixing("nanmean over samples divides by a count of the whole batch") from None
@@ -80,17 +74,14 @@ def sum_to_size(call: Call) -> Result:
 )
 def reduction(call: Call) -> Result:
     """Over the axes that the call names; a spacing given as a tensor must be shared."""
-    return reduce_colours(call, _dims(call))
+    x, out, dims = _input(call), call.first, _dims(call)
+    return carry(call, [(x, dims)], out, () if out.dim() != x.dim() else dims)
 
 
 @rule("max min")
-def extremum(call: Call) -> Result:
+def extremum(call: Call) -> Result | list[Result]:
     """With a tensor as second argument element by element, else a reduction."""
-    return (
-        elementwise(call)
-        if isinstance(call.arg(1, "other"), Tensor)
-        else reduce_colours(call, _dims(call))
-    )
+    return elementwise(call) if isinstance(call.arg(1, "other"), Tensor) else reduction(call)
 
 
 @rule("quantile nanquantile")
@@ -197,24 +188,26 @@ def segments(call: Call) -> Result:
     return explicit(colours.view(-1, *(1,) * (call.out.dim() - 1)), call.n)
 
 
-@rule("unique unique_consecutive", routes=True)
-def keys(call: Call) -> Result:
-    """Which keys there are, how many, and each key's place among them depend on the whole batch."""
+@rule(
+    "unique unique_consecutive histc histogram combinations cartesian_prod cov corrcoef",
+    routes=True,
+)
+def of_all_rows(call: Call) -> Result:
+    """Which keys there are, counts, and pairs of rows depend on the whole batch."""
+    fix = "to route rows by their keys: for key in keys.unique().tolist()"
     raise Mixing(
-        f"{call.name} looks at the whole batch",
-        "to route rows by their keys: for key in keys.unique().tolist()",
+        f"{call.name} looks at the whole batch", fix if call.name.startswith("unique") else ""
     )
 
 
-@rule("histc histogram searchsorted", routes=True)
-def counting(call: Call) -> Result:
-    """Rows of sorted sequences are searched on their own; counts over samples are mixed."""
-    if call.name == "searchsorted":
-        keys, values = call.arg(0, "sorted_sequence"), call.arg(1, "input")
-        if isinstance(values, Tensor):
-            core = {values.dim() - 1} if keys.dim() > 1 else set()
-            return carry(call, [(keys, {keys.dim() - 1}), (values, core)], call.out, core)
-    raise Mixing(f"{call.name} looks at the whole batch")
+@rule("searchsorted", routes=True)
+def searchsorted(call: Call) -> Result:
+    """Rows of sorted sequences are searched on their own."""
+    keys, values = call.arg(0, "sorted_sequence"), call.arg(1, "input")
+    if not isinstance(values, Tensor):
+        raise Mixing("searchsorted looks for a number in the whole batch")
+    core = {values.dim() - 1} if keys.dim() > 1 else set()
+    return carry(call, [(keys, {keys.dim() - 1}), (values, core)], call.out, core)
 
 
 @rule("to_sparse coalesce")

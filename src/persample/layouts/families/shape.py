@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from ...errors import Mixing
-from ..call import Call, Result, axes, carry
+from ..call import Call, Result, carry
 from ..layout import Layout, align, explicit, ids_of, remap
 from ..operators import rule
+from ..reshaping import kept_axes, squeeze_colours
 from ..reshaping import reshape as reshape_layout
-from ..reshaping import squeeze_colours
 from ..views import reach
 
 # all tensors among the arguments are moved
@@ -83,33 +83,6 @@ def _broadcast(call: Call, x: Tensor, out: Tensor) -> Result:
     return None if layout is None else align(layout, x.shape, out.shape, call.n)
 
 
-@rule(
-    "permute transpose swapaxes swapdims t T H mT mH adjoint movedim moveaxis unsqueeze "
-    "permute_copy transpose_copy t_copy unsqueeze_copy",
-    linear=True,
-)
-def move_axes(call: Call) -> Result:
-    """Axes change places, or one of size one is added: run on axes told apart by their sizes."""
-    x, layout = source_of(call)
-    rank = call.out.dim() - call.name.startswith("unsqueeze")  # in place, x has changed by now
-    told_apart = torch.empty(tuple(range(2, rank + 2)), device="meta")
-    others = {name: value for name, value in call.kwargs.items() if value is not x}
-    sizes = list(call.func(told_apart, *call.args[1:], **others).shape)
-    return remap(layout, [sizes.index(d + 2) for d in range(rank)], len(sizes))
-
-
-@rule("squeeze squeeze_copy", linear=True)
-def squeeze(call: Call) -> Result:
-    """Removes axes of one; a batch of one keeps its sample axis if it can."""
-    x, layout = source_of(call)
-    dims = call.arg(1, "dim")
-    gone = {d for d in axes(dims, x.dim()) if x.shape[d] == 1}
-    if layout.ids is None and layout.axis in gone:  # a single sample: every axis is its own
-        return reshape_layout(layout, x.shape, call.out.shape, call.n, x.device)
-    places = [None if d in gone else d - sum(g < d for g in gone) for d in range(x.dim())]
-    return remap(layout, places, x.dim() - len(gone))
-
-
 @rule("expand expand_as broadcast_to expand_copy", linear=True)
 def expand(call: Call) -> Result:
     """Adds axes on the left; an axis of one is repeated."""
@@ -130,46 +103,40 @@ def meshgrid(call: Call) -> list[Result]:
     """Result k varies along axis k with argument k (the first two swapped for "xy")."""
     tensors = call.args[0] if isinstance(call.args[0], (list, tuple)) else call.args
     swapped = {0: 1, 1: 0} if call.kwargs.get("indexing") == "xy" else {}
-    found: list[Result] = []
-    for k, (x, out) in enumerate(zip(tensors, call.out, strict=True)):
-        layout = call.layout(x)
-        places = [swapped.get(k, k)] * x.dim()
-        found.append(None if layout is None else remap(layout, places, out.dim()))
-    return found
+    rank, held = len(call.out), [call.layout(x) for x in tensors]
+    return [
+        None if layout is None else remap(layout, [swapped.get(k, k)] * x.dim(), rank)
+        for k, (x, layout) in enumerate(zip(tensors, held, strict=True))
+    ]
 
 
-@rule(
+def view(call: Call) -> Result | list[Result]:
+    """Axes change places, come, go or are cut; where samples are cut, run on their colours."""
+    x, layout = source_of(call)
+    if not isinstance(call.out, Tensor) and not call.out:  # no pieces
+        return []
+    copied = call.name.endswith("_copy")
+    func = getattr(torch.ops.aten, call.name[: -len("_copy")]) if copied else call.func
+    others = {name: value for name, value in call.kwargs.items() if value is not x}
+    places, rank = kept_axes(x.shape, lambda t: func(t, *call.args[1:], **others))
+    if any(places[d] is None for d in layout.axes):
+        return probe_layouts(call)
+    return remap(layout, places, rank)
+
+
+rule(
+    "permute transpose swapaxes swapdims t T H mT mH adjoint movedim moveaxis unsqueeze squeeze "
+    "unfold permute_copy transpose_copy t_copy unsqueeze_copy squeeze_copy",
+    linear=True,
+)(view)
+rule(
     "select narrow unbind chunk split split_with_sizes tensor_split hsplit vsplit dsplit "
     "diagonal unsafe_chunk unsafe_split unsafe_split_with_sizes unfold_copy narrow_copy "
     "select_copy split_copy split_with_sizes_copy unbind_copy slice linalg_diagonal slice_copy "
     "diagonal_copy",
     linear=True,
     routes=True,
-)
-def pieces(call: Call) -> Result | list[Result]:
-    """Axes that are cut and do not hold samples change nothing for the others."""
-    x, layout = source_of(call)
-    first = call.out if isinstance(call.out, Tensor) else (call.out[0] if call.out else None)
-    if first is None:
-        return []
-    dim = _cut_axis(call, x)
-    if dim is None or dim in layout.axes:
-        return probe_layouts(call)
-    if first.dim() == x.dim():
-        return layout
-    return remap(layout, [None if d == dim else d - (d > dim) for d in range(x.dim())], first.dim())
-
-
-def _cut_axis(call: Call, x: Tensor) -> int | None:
-    """The axis along which a view operator cuts, None for a diagonal."""
-    name = call.name.removeprefix("unsafe_").removesuffix("_copy")
-    if name in ("diagonal", "linalg_diagonal", "unfold"):
-        return None
-    if name in ("hsplit", "vsplit", "dsplit"):
-        return {"hsplit": 0 if x.dim() == 1 else 1, "vsplit": 0, "dsplit": 2}[name]
-    position = 1 if name in ("select", "narrow", "unbind", "slice") else 2
-    dim = call.arg(position, "dim", "axis", default=0)
-    return int(dim) % x.dim()
+)(view)
 
 
 @rule("as_strided", linear=True)
@@ -184,13 +151,8 @@ def as_strided(call: Call) -> Result:
     return call.painted(memory.as_strided(size, stride, start))
 
 
-@rule("unfold im2col", linear=True)
-def unfold(call: Call) -> Result | list[Result]:
-    """``Tensor.unfold`` windows one axis; ``F.unfold`` takes patches of images."""
-    x, layout = source_of(call)
-    if call.name == "im2col" or call.func not in (Tensor.unfold, torch.ops.aten.unfold):
-        return carry(call, [(x, set(range(1, x.dim())))], call.out, {1, 2})
-    dim = call.arg(1, "dimension") % x.dim()
-    if dim in layout.axes:
-        return probe_layouts(call)
-    return remap(layout, list(range(x.dim())), x.dim() + 1)
+@rule("im2col", linear=True)
+def patches(call: Call) -> Result:
+    """``F.unfold`` takes patches of images."""
+    x = call.arg(0, "input", "self")
+    return carry(call, [(x, range(1, x.dim()))], call.out, {1, 2})

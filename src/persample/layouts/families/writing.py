@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -11,12 +9,12 @@ from ...errors import Mixing
 from ..call import Call, Result, other_sizes
 from ..layout import Layout, align, closed, explicit, ids_of, remap
 from ..operators import rule
-from ..reshaping import paint, squeeze_colours
-from ..subscript import axis_steps, expand_index, is_full
+from ..reshaping import kept_axes, paint, squeeze_colours
+from ..subscript import expand_index
 from .shape import probe_layouts
 
 
-def layout_after_write(target: Tensor, before: Tensor, after: Tensor, n: int) -> Layout:
+def layout_after_write(before: Tensor, after: Tensor, n: int) -> Layout:
     """The target's layout from its colours before and after, where colours may not change."""
     if bool(((before >= 0) & (after != before)).any()):
         raise Mixing("rows of one sample are written over, or added to, rows of another")
@@ -41,42 +39,19 @@ def setitem(call: Call) -> Result:
         brought = remap(brought, value_axes, value.dim() - 1)
         value = value.squeeze(0)
     brought = align(brought, value.shape, region.shape, call.n)
-    axis = _whole_axis(entries, brought.axis) if brought.ids is None else None
-    if axis is not None and layout in (None, closed(axis, brought.inner)):
-        return closed(axis, brought.inner)
-    mine = call.colours(x)
-    colours = ids_of(brought, region.shape, call.n, x.device)
-    before = mine.expand(x.shape)
-    if not any(isinstance(e, Tensor) for e in entries):
-        before = _only_needed(mine, colours, x.shape, entries)
-    places = torch.arange(before.numel(), device=x.device).view(before.shape)[tuple(entries)]
-    after = paint(before, places, colours.expand(places.shape))
-    return layout_after_write(x, before, after, call.n)
-
-
-def _whole_axis(entries: list[Any], place: int) -> int | None:
-    """The target's axis behind one of the region's, if numbers and slices take all of it."""
-    if any(isinstance(e, (Tensor, bool)) for e in entries):
-        return None
-    new = 0
-    for entry, axis, _ in axis_steps(entries):
-        if isinstance(entry, slice) and new == place:
-            return axis if is_full(entry) else None
-        new += entry is None or isinstance(entry, slice)
-    return None
-
-
-def _only_needed(mine: Tensor, colours: Tensor, shape: torch.Size, entries: list[Any]) -> Tensor:
-    """Target colours with axes of one where neither side changes colour and all is written."""
-    sizes, new = list(shape), 0
-    for entry, axis, count in axis_steps(entries):
-        if entry is None:
-            new += 1
-        elif isinstance(entry, slice):
-            if count and is_full(entry) and mine.size(axis) == 1 and colours.size(new) == 1:
-                sizes[axis] = 1
-            new += 1
-    return mine.expand(sizes)
+    places: list[int | None] = [None] * x.dim()
+    if not any(isinstance(e, (Tensor, bool)) for e in entries):
+        places, _ = kept_axes(x.shape, lambda t: t[tuple(entries)])
+    if brought.ids is None and brought.axis in places:
+        whole = closed(places.index(brought.axis), brought.inner)
+        if layout in (None, whole):
+            return whole
+    mine, colours = call.colours(x), ids_of(brought, region.shape, call.n, x.device)
+    thin = [k is not None and mine.size(d) == colours.size(k) == 1 for d, k in enumerate(places)]
+    before = mine.expand([1 if thin[d] else size for d, size in enumerate(x.shape)])
+    order = torch.arange(before.numel(), device=x.device).view(before.shape)[tuple(entries)]
+    after = paint(before, order, colours.expand(order.shape))
+    return layout_after_write(before, after, call.n)
 
 
 @rule("index_add index_copy", linear=True, routes=True)
@@ -94,11 +69,10 @@ def scatter(call: Call) -> Result:
     if x.dim() == 0:
         raise Mixing("scatter into a scalar")
     axis = call.arg(1, "dim") % x.dim()
-    if not isinstance(source, Tensor) or call.layout(source) is None:
-        layout, chosen = call.layout(x), call.layout(index)
-        if chosen is not None and layout is None:
-            return _scatter_layout(call, x, index, axis, index, along_axis=False)
-        return layout
+    if call.layout(source) is None:
+        if call.layout(x) is not None or call.layout(index) is None:
+            return call.layout(x)
+        source = index
     return _scatter_layout(call, x, source, axis, index, along_axis=False)
 
 
@@ -133,7 +107,7 @@ def _scatter_layout(
         colours = colours.expand(source.shape)[part]
         places = torch.arange(before.numel(), device=x.device).view(x.shape).gather(axis, index)
     after = paint(before, places, colours)
-    return layout_after_write(x, before, after, call.n)
+    return layout_after_write(before, after, call.n)
 
 
 @rule("put", routes=True)
@@ -146,7 +120,7 @@ def put(call: Call) -> Result:
     before = call.colours(x).expand(x.shape)
     colours = ids_of(brought, source.shape, call.n, x.device).expand(source.shape)
     after = paint(before, index % max(x.numel(), 1), colours)
-    return layout_after_write(x, before, after, call.n)
+    return layout_after_write(before, after, call.n)
 
 
 @rule("index_fill as_strided_scatter", routes=True)
@@ -189,7 +163,7 @@ def masked_scatter(call: Call) -> Result:
     rows = (*source.shape[:-1], 1) if thin else tuple(source.shape)
     holds = mask[..., :1] if thin else mask.expand(x.shape)
     after = before.clone().masked_scatter_(holds, colours.expand(rows).contiguous())
-    return layout_after_write(x, before, after, call.n)
+    return layout_after_write(before, after, call.n)
 
 
 @rule("select_scatter slice_scatter diagonal_scatter", routes=True)

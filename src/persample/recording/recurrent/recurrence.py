@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...uses import Use
 from . import padded_lstm
 
-Sink = Callable[[Tensor, Tensor], None]
 Step = Callable[[slice, list[Tensor]], Sequence[Tensor]]
 
 
@@ -55,26 +55,13 @@ def _joined(state: Tensor, size: int, new: Tensor) -> Tensor:
     return new if size == state.shape[0] else torch.cat([new, state[size:]])
 
 
-class Layer(NamedTuple):
-    """One layer and direction: what its forward pass is computed from."""
-
-    kind: str
-    steps: Steps
-    u: Tensor
-    h0: Tensor
-    c0: Tensor | None
-    weight: Tensor
-    bias: Tensor | None
-    narrow: Tensor | None
-
-
 class Recurrence(torch.autograd.Function):
     """One layer and direction, from input projections to outputs.
 
     ``u`` is (rows, gates · hidden), the projected input with its bias. The hidden projection uses
-    ``weight`` and ``bias``; what their uses need (states before, gate gradients) goes to the first
-    sink. An LSTM with ``proj_size`` projects its hidden state by ``narrow``; what its uses need
-    (cells' outputs, gradients of the hidden states) goes to the second.
+    ``weight`` and ``bias``; what their use needs (states before, gate gradients) goes to the first
+    of ``uses``. An LSTM with ``proj_size`` projects its hidden state by ``narrow``; what that use
+    needs (cells' outputs, gradients of the hidden states) goes to the second.
     """
 
     @staticmethod
@@ -83,7 +70,7 @@ class Recurrence(torch.autograd.Function):
         anchor: Tensor,
         kind: str,
         steps: Steps,
-        sinks: Sequence[Sink],
+        uses: Sequence[Use | None],
         u: Tensor,
         h0: Tensor,
         c0: Tensor | None,
@@ -93,27 +80,29 @@ class Recurrence(torch.autograd.Function):
     ) -> Any:
         """Outputs of all rows, last hidden state, last cell state (LSTM)."""
         run = {"lstm": _lstm, "gru": _gru}.get(kind, _plain)
-        given = Layer(kind, steps, u, h0, c0, weight, bias, narrow)
-        outputs, before, last, cell, kept = run(given)
-        ctx.kind, ctx.steps, ctx.sinks = kind, steps, sinks
+        outputs, before, last, cell, kept = run(kind, steps, u, h0, c0, weight, bias, narrow)
+        ctx.kind, ctx.steps, ctx.uses = kind, steps, uses
         ctx.save_for_backward(before, weight, *kept)
         ctx.set_materialize_grads(True)
         return (outputs, last, cell) if cell is not None else (outputs, last)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        """Through time; gradients of gates and of projected states are handed to the sinks."""
+        """Through time; gradients of gates and of projected states are handed to the uses."""
         before, weight, *kept = ctx.saved_tensors
         run = {"lstm": _lstm_backward, "gru": _gru_backward}.get(ctx.kind, _plain_backward)
         with torch._C.DisableTorchFunction():
             du, dh, dc, *fired = run(ctx.kind, ctx.steps, grads, before, weight, kept)
-            for sink, (saved, grad) in zip(ctx.sinks, fired, strict=True):
-                sink(saved, grad)
+            for use, (saved, grad) in zip(ctx.uses, fired, strict=True):
+                if use is not None:
+                    use.fire((saved,), (grad,))
         return None, None, None, None, du, dh, dc, None, None, None
 
 
-def _lstm(given: Layer) -> Any:
-    _, steps, u, h0, c0, weight, bias, narrow = given
+def _lstm(
+    kind: str, steps: Steps, u: Tensor, h0: Tensor, c0: Tensor | None, weight: Tensor,
+    bias: Tensor | None, narrow: Tensor | None,
+) -> Any:  # fmt: skip
     assert c0 is not None
     if steps.even() and narrow is None:
         gates = u.detach()  # nothing else needs the projected input
@@ -180,8 +169,10 @@ def _lstm_backward(
     return delta, dh, dc, (before, delta), *more
 
 
-def _gru(given: Layer) -> Any:
-    _, steps, u, h0, _, weight, bias, _ = given
+def _gru(
+    kind: str, steps: Steps, u: Tensor, h0: Tensor, c0: Tensor | None, weight: Tensor,
+    bias: Tensor | None, narrow: Tensor | None,
+) -> Any:  # fmt: skip
     hidden = weight.shape[1]
     outputs, before = u.new_empty(u.shape[0], hidden), u.new_empty(u.shape[0], hidden)
     gates, inner = u.clone(), torch.empty_like(outputs)
@@ -224,8 +215,10 @@ def _gru_backward(
     return delta, dh, None, (before, other)
 
 
-def _plain(given: Layer) -> Any:
-    kind, steps, u, h0, _, weight, bias, _ = given
+def _plain(
+    kind: str, steps: Steps, u: Tensor, h0: Tensor, c0: Tensor | None, weight: Tensor,
+    bias: Tensor | None, narrow: Tensor | None,
+) -> Any:  # fmt: skip
     outputs = u + bias if bias is not None else u.clone()
     before = u.new_empty(u.shape[0], weight.shape[1])
     turned = weight.t()

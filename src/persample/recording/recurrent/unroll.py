@@ -19,7 +19,7 @@ from ...errors import here
 from ...layouts import Layout, closed, explicit, ids_of
 from ...uses import ANCHOR, Context, Kind, Use, taken_apart, tapped
 from ..roles import operand_of
-from .recurrence import Recurrence, Sink, Steps
+from .recurrence import Recurrence, Steps
 
 CELLS = frozenset(("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"))
 
@@ -157,29 +157,19 @@ def _direction(
         layout = context.look(u)
         assert isinstance(layout, Layout)
         narrow = weights[-1] if asked.per % 2 else None
-        sinks = [_sink(_use(context, hidden, hidden_bias, layout))]
+        uses = [_use(context, hidden, hidden_bias, layout)]
         if narrow is not None:
-            sinks.append(_sink(_use(context, narrow, None, layout)))
+            uses.append(_use(context, narrow, None, layout))
         cell = states[1] if asked.kind == "lstm" else None
         bias = None if hidden_bias is None else hidden_bias.detach()
         found = Recurrence.apply(
-            ANCHOR, asked.kind, steps, sinks, u, states[0], cell, hidden.detach(), bias,
+            ANCHOR, asked.kind, steps, uses, u, states[0], cell, hidden.detach(), bias,
             None if narrow is None else narrow.detach(),
         )  # fmt: skip
         context.states.put(found[0], layout)
         for end in found[1:]:
             context.states.put(end, slots)
     return tuple(found)
-
-
-def _sink(use: Use | None) -> Sink:
-    """Where a time loop hands over what a use needs."""
-
-    def fire(saved: Tensor, grad: Tensor) -> None:
-        if use is not None:
-            use.fire((saved,), (grad,))
-
-    return fire
 
 
 def _use(context: Context, weight: Tensor, bias: Tensor | None, layout: Layout) -> Use | None:

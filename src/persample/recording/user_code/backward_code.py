@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -24,7 +25,7 @@ Hook = Callable[[Tensor], Tensor | None]
 Grads = tuple[Tensor | None, ...]
 
 
-def report(context: Context, who: str, grad: Tensor, place: Place | None, why: str = "") -> None:
+def report(who: str, place: Place | None, context: Context, grad: Tensor, why: str = "") -> None:
     """A gradient cannot be followed: the running pass is refused."""
     if context.backward.receiving or context.user_code.nested:
         why = why or f"{who} does not keep samples separate, or hides how"
@@ -51,7 +52,8 @@ class FollowedHook:
         hook: Hook,
     ) -> None:  # fmt: skip
         self._context, self._numbers = weakref.ref(context), weakref.ref(numbers)
-        self._layout, self._hook, self._place = layout, hook, here()
+        self._layout, self._hook = layout, hook
+        self._report = partial(report, "a tensor hook", here())
         known = context.states.table.get(id(tensor))
         # whether the recorder's own node stands in for an operator's
         tapped = tensor.dim() > 2 and getattr(type(tensor.grad_fn), "_forward_cls", None) is Tap
@@ -95,9 +97,6 @@ class FollowedHook:
             elif numbers.seen and not received.holds(result):
                 self._report(context, result, numbers.why())
 
-    def _report(self, context: Context, grad: Tensor, why: str = "") -> None:
-        report(context, "a tensor hook", grad, self._place, why)
-
 
 class Owner(Protocol):
     """The custom functions of a recording."""
@@ -123,8 +122,8 @@ class FollowedBackward:
 
     def __init__(self, owner: Owner, followed: Followed, place: Place | None) -> None:
         node = followed.node
-        self._owner, self._followed, self._place = weakref.ref(owner), followed, place
-        self._who = f"the backward of {node.name()}"
+        self._owner, self._followed = weakref.ref(owner), followed
+        self._report = partial(report, f"the backward of {node.name()}", place)
         self._edges = node.next_functions
         self._own = followed.own.edges if followed.own is not None else {}
         node.register_prehook(self._before)
@@ -209,9 +208,6 @@ class FollowedBackward:
         # a function that adds up over samples may give all elements the same gradient
         sums = all(isinstance(result, Additive) for result in self._followed.results.values())
         return sums and bool((grad == grad.flatten()[0]).all())
-
-    def _report(self, context: Context, grad: Tensor, why: str = "") -> None:
-        report(context, self._who, grad, self._place, why)
 
 
 def _summed(context: Context, grad: Tensor, shape: torch.Size | None, made: list[Tensor]) -> Any:
