@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...errors import Mixing
 from ..call import Call, Places, Result, carry, gather_colours, trailing
-from ..layout import Layout, explicit, ids_of
+from ..layout import Layout, closed, explicit, ids_of
 from ..operators import rule
 from .shape import probe
 
@@ -28,13 +28,36 @@ def convolution(call: Call) -> Result:
         )
     layout = call.layout(x)
     if layout is not None and layout.axes == (1,):
-        return _grouped_convolution(call, x, weight)
+        return _grouped_convolution(call, x, weight, layout)
     return carry(call, [(x, set(range(1, x.dim())))], call.out, set(range(1, x.dim())))
 
 
-def _grouped_convolution(call: Call, x: Tensor, weight: Tensor) -> Result:
-    """Samples on the channel axis of a grouped convolution: each has some groups, in any order."""
+def _grouped_convolution(call: Call, x: Tensor, weight: Tensor, layout: Layout) -> Result:
+    """Samples on the channel axis of a grouped convolution (one filter bank per sample)."""
     groups = call.arg(6, "groups", default=1)
+    into, out_of = x.shape[1] // groups, call.out.shape[1] // groups
+    if any(v is not None and v.ids is not None for v in map(call.layout, call.tensors())):
+        return _groups_by_id(call, x, weight, groups)
+    if layout.inner % into:
+        raise Mixing("the convolution sums over channels that belong to several samples")
+    result = closed(1, layout.inner // into * out_of)
+    filters = call.layout(weight)
+    if filters is not None:
+        unit = weight.shape[0] // groups
+        if (
+            filters.ids is not None
+            or filters.axis != 0
+            or filters.inner * into != layout.inner * unit
+        ):
+            raise Mixing("filters and channels of different samples are multiplied")
+    bias = call.layout(call.arg(2, "bias"))
+    if bias is not None and (bias.ids is not None or bias.inner != result.inner):
+        raise Mixing("the bias and the channels of different samples are added")
+    return result
+
+
+def _groups_by_id(call: Call, x: Tensor, weight: Tensor, groups: int) -> Result:
+    """The same, where samples have one group or several, in any order."""
     found = torch.full((groups,), -1, device=x.device)
     for tensor, axis in ((x, 1), (weight, 0), (call.arg(2, "bias"), 0)):
         layout = call.layout(tensor)
