@@ -38,7 +38,7 @@ class Fn(nn.Module):
 
 
 def par(*shape: int) -> nn.Parameter:
-    return nn.Parameter(torch.randn(*shape) * 0.3)
+    return nn.Parameter(torch.randn(shape) * 0.3)
 
 
 def flat_loss(out: Any) -> Tensor:
@@ -63,6 +63,37 @@ def inplace_relu(n: int) -> Case:
 @model
 def linear_on_4d(n: int) -> Case:
     return nn.Linear(5, 3), (torch.randn(n, 2, 3, 5),)
+
+
+@model
+def biases_that_are_broadcast(n: int) -> Case:
+    net = Fn(
+        lambda s, x: F.linear(
+            F.linear(F.linear(s.l(x), s.w, s.one).tanh(), s.w, s.row).tanh() + s.l(x),
+            s.w,
+            s.positions + s.none.expand(4),
+        ),
+        l=nn.Linear(5, 4),
+        w=par(4, 4),
+        one=par(1),
+        row=par(1, 4),
+        positions=par(3, 4),
+        none=par(),
+    )
+    return net, (torch.randn(n, 3, 5),)
+
+
+@model
+def biases_that_are_broadcast_in_small_layers(n: int) -> Case:
+    net = Fn(
+        lambda s, x: F.linear(F.linear(F.linear(x, s.a, s.one).tanh(), s.b, s.none), s.b, s.row),
+        a=par(4, 5),
+        b=par(4, 4),
+        one=par(1),
+        none=par(),
+        row=par(1, 4),
+    )
+    return net, (torch.randn(n, 5),)
 
 
 @model

@@ -45,6 +45,11 @@ def built_in(node: type) -> bool:
     return module.split(".")[0] in ("torch", "persample")
 
 
+def of_user(node: Any) -> bool:
+    """Whether a node is of a function of the user's own."""
+    return isinstance(node, BackwardCFunction) and not built_in(type(node))
+
+
 def own_functions() -> bool:
     """Whether the user's program has custom functions at all."""
     return _some_own(repr(AUTOGRAD_FUNCTION_COUNTER))

@@ -47,6 +47,12 @@ class Reverse(torch.autograd.Function):
         return -grad
 
 
+def _first_column(h: Tensor) -> Tensor:
+    h = h.clone()
+    h[:, 0] = h[:, 1] * 2
+    return h
+
+
 class CrossedBackward(torch.autograd.Function):
     """The identity; its backward gives each sample the gradient of another."""
 
@@ -224,6 +230,12 @@ FUNCTIONS: Table = {
     "crossed backward, twice": (
         EITHER,
         lambda m, x: CrossedBackward.apply(CrossedBackward.apply(m.l(x))),
+    ),
+    "reversed, written to in place": (EXACT, lambda m, x: Reverse.apply(m.l(x).relu_())),
+    "reversed, a part written to": (EXACT, lambda m, x: Reverse.apply(_first_column(m.l(x)))),
+    "crossed, written to in place": (
+        REFUSED,
+        lambda m, x: CrossedBackward.apply(m.l(x).relu_()),
     ),
     "normed backward": (REFUSED, lambda m, x: NormedBackward.apply(m.l(x))),
     "centered": (REFUSED, lambda m, x: Centered.apply(m.l(x))),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
-from ..autograd_graph import built_in, ends_in, leaves_of, nodes_of, own_functions
+from ..autograd_graph import ends_in, leaves_of, nodes_of, of_user, own_functions
 from ..errors import LOOP, MixedSamplesError, PersampleError, Reason, UsageError
 from ..inputs.inputs import Inputs
 from ..layouts import Additive, Constant, Layout, Mixed
@@ -169,7 +169,7 @@ def expect_followed(context: Context, roots: Sequence[Any]) -> PersampleError | 
         return None
     user_code, slots = context.user_code, context.parameters.slots
     for node in (node for root in roots for node in nodes_of(root)):
-        if not isinstance(node, BackwardCFunction) or built_in(type(node)):
+        if not of_user(node):
             continue
         known = id(node) in user_code.followed or node in (*user_code.by_hand, *user_code.vouched)
         if known or node._sequence_nr() < user_code.start or of_constants(context, node):

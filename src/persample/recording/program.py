@@ -11,12 +11,12 @@ beside it. Nothing here holds a tensor.
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ..errors import Place
 from ..layouts import Layout, Operator
@@ -208,7 +208,8 @@ class Program:
         after.following.insert(0, step)
 
 
-_PROGRAMS: weakref.WeakKeyDictionary[nn.Module, Program] = weakref.WeakKeyDictionary()
+# by identity: modules may be equal
+_PROGRAMS: MutableMapping[nn.Module, Program] = WeakIdKeyDictionary()
 
 
 def program_of(model: nn.Module) -> Program:

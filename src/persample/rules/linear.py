@@ -8,9 +8,9 @@ from torch import Tensor
 from ..forms import JOINED, Dense, Form, Outer, Part, Pieces, wide
 from ..layouts import Layout, place_in_groups, product_equation, spell_terms
 from ..uses import Firing, Operand, Use
-from .broadcast import unbroadcast_rows
+from .broadcast import unbroadcast, unbroadcast_rows
 from .contraction import contraction
-from .table import Forms, Unsuited, factor, only_operand, only_output, row_ids, rule
+from .table import Forms, OfTable, Unsuited, factor, only_operand, only_output, row_ids, rule
 
 
 def _product(a: Tensor, b: Tensor, operand: Operand, grad: Tensor, layout: Layout, n: int) -> Form:
@@ -27,8 +27,13 @@ def _product(a: Tensor, b: Tensor, operand: Operand, grad: Tensor, layout: Layou
     return form
 
 
-def _shift(left: Tensor) -> Dense:
-    """The gradient of what was added to every position of a factor: (n, o)."""
+def _shift(left: Tensor, grad: Tensor, layout: Layout, operand: Operand, n: int) -> Form | OfTable:
+    """The gradient of what was added to every position of a factor: (n, o).
+
+    torch broadcasts it: it may have another shape than (o).
+    """
+    if operand.value.shape != grad.shape[-1:] or operand.expanded:
+        return unbroadcast(grad, layout, operand, n)
     if left.dim() == 2:
         return Dense(left)
     return Dense(left.sum(1, dtype=wide(left.dtype)) if left.shape[1] != 1 else left[:, 0])
@@ -49,7 +54,7 @@ def linear(use: Use, firing: Firing, n: int) -> Forms:
     found: Forms = []
     for operand in use.operands:
         if operand.position == bias:
-            found.append(_shift(left))
+            found.append(_shift(left, grad, layout, operand, n))
         elif operand.value.dim() != 2:
             raise Unsuited
         else:
@@ -69,7 +74,7 @@ def bilinear(use: Use, firing: Firing, n: int) -> Forms:
     found: Forms = []
     for operand in use.operands:
         if operand.value is bias:
-            found.append(_shift(left))
+            found.append(_shift(left, grad, layout, operand, n))
         elif operand.value is weight and operand.value is not x and operand.value is not y:
             if left.dim() > 2 and left.shape[1] > weight.shape[0]:
                 raise Unsuited  # products of every position would be larger than the rows
@@ -105,7 +110,7 @@ def addmm(use: Use, firing: Firing, n: int) -> Forms:
             seed = grad * beta if beta != 1 else grad
             plain = layout.ids is None and layout.axis < grad.dim() - 1
             if plain and base.shape == grad.shape[-1:]:  # a bias of every row
-                found.append(_shift(factor(seed, layout, n)))
+                found.append(_shift(factor(seed, layout, n), seed, layout, operand, n))
             else:
                 found.append(Dense(unbroadcast_rows(seed, layout, operand, n)))
         else:

@@ -7,10 +7,11 @@ parameters under the same names is the same tree.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import NamedTuple
 
 from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 Modules = list[tuple[str, nn.Module]]
 
@@ -28,7 +29,8 @@ class Branch(NamedTuple):
     names: list[str]
 
 
-_TREES: weakref.WeakKeyDictionary[nn.Module, list[Branch]] = weakref.WeakKeyDictionary()
+# by identity: modules may be equal
+_TREES: MutableMapping[nn.Module, list[Branch]] = WeakIdKeyDictionary()
 
 
 def modules_of(model: nn.Module) -> Modules:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from ..autograd_graph import of_user
 from ..errors import LOOP, Reason, here
 from ..layouts import Additive, Layout, Mixed, Place, State, painted_through, place_of, whole_of
 from .results import Known, Results
@@ -372,9 +373,12 @@ def innermost(tensor: Tensor) -> Tensor:
 
 
 def gained_history(mark: Mark, tensor: Tensor) -> bool:
-    """Whether something unseen made the tensor part of a graph since it was marked."""
-    known = mark.history or mark.family.history
-    return not known and tensor.requires_grad and tensor.grad_fn is not None
+    """Whether something unseen made the tensor part of a graph since it was marked.
+
+    A write to a relative makes it part of one, but of no function of the user's own.
+    """
+    node = None if mark.history or not tensor.requires_grad else tensor.grad_fn
+    return node is not None and (not mark.family.history or of_user(node))
 
 
 def unseen(why: str) -> Mixed:
