@@ -97,6 +97,12 @@ def biases_that_are_broadcast_in_small_layers(n: int) -> Case:
 
 
 @model
+def a_number_that_is_expanded(n: int) -> Case:
+    net = Fn(lambda s, x: s.l(x) * s.scale.expand(3, 4), l=nn.Linear(5, 4), scale=par())
+    return net, (torch.randn(n, 3, 5),)
+
+
+@model
 def convnet(n: int) -> Case:
     net = nn.Sequential(
         nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(inplace=True),

@@ -185,7 +185,7 @@ class Part(Mapped):
 
     def _place(self, value: Tensor) -> Tensor:
         """Zeros with a value of the view, or rows of such, in its place."""
-        out = value.new_zeros(*value.shape[: value.dim() - len(self.view)], *self.shape)
+        out = value.new_zeros((*value.shape[: value.dim() - len(self.view)], *self.shape))
         self.region(out).copy_(value)
         return out
 
