@@ -47,11 +47,14 @@ def pull_back_together(forms: Mapping[str, Form]) -> dict[str, Form]:
 
 def _walk_shared_graphs(forms: Mapping[str, Form]) -> dict[str, Form]:
     """New forms for parameters of which several share a graph."""
-    parts = {
-        name: [part for part in _parts(form) if isinstance(part, Pullback)]
-        for name, form in forms.items()
-    }
-    behind = {name: mine for name, mine in parts.items() if mine}
+    behind: dict[str, list[Pullback]] = {}
+    for name, form in forms.items():
+        if isinstance(form, (Pullback, Total)):
+            mine = [part for part in _parts(form) if isinstance(part, Pullback)]
+            if mine:
+                behind[name] = mine
+    if not behind:
+        return {}
     maps = {part.map(): part for mine in behind.values() for part in mine}
     count = sum(len(mine) for mine in behind.values())
     if count < 2 or any(part.derived != wide(part.derived) for part in maps.values()):
