@@ -14,25 +14,32 @@ from torch.nn.utils.rnn import PackedSequence
 from .containers import attributes, entries
 
 
-def argument_names(module: nn.Module) -> list[str]:
+def argument_names(module: nn.Module) -> Sequence[str]:
     """The names of positional arguments; wrappers (DDP, compiled modules) pass theirs on."""
     method = getattr(module.forward, "__func__", None)
     # what a class defines may be remembered, what an instance was given may hold the model
-    found = _remembered(method)[1:] if method is not None else _parameters(module.forward)
-    if found and found[0].kind is inspect.Parameter.VAR_POSITIONAL:
+    names = _method_names(method) if method is not None else _names(module.forward, 0)
+    if names is None:
         inner = getattr(module, "module", None) or getattr(module, "_orig_mod", None)
-        return argument_names(inner) if isinstance(inner, nn.Module) else []
-    return [p.name for p in found if p.kind is not inspect.Parameter.VAR_POSITIONAL]
+        return argument_names(inner) if isinstance(inner, nn.Module) else ()
+    return names
 
 
-def _parameters(function: Callable[..., Any]) -> tuple[inspect.Parameter, ...]:
+def _names(function: Callable[..., Any], skipped: int) -> Sequence[str] | None:
+    """The names of a function's positional arguments; None if it takes any."""
     try:
-        return tuple(inspect.signature(function).parameters.values())
+        found = list(inspect.signature(function).parameters.values())[skipped:]
     except (TypeError, ValueError):
         return ()
+    several = inspect.Parameter.VAR_POSITIONAL
+    if found and found[0].kind is several:
+        return None
+    return [p.name for p in found if p.kind is not several]
 
 
-_remembered = functools.lru_cache(maxsize=1024)(_parameters)
+@functools.lru_cache(maxsize=1024)
+def _method_names(method: Callable[..., Any]) -> Sequence[str] | None:
+    return _names(method, 1)
 
 
 def open_object(value: Any, *, callables: bool = False) -> Any:
@@ -50,7 +57,10 @@ def tensors_of(named: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = []
     for callables in (False, True):
         for name, value in named if not found else ():
-            found += walk(name, open_object(value, callables=callables))
+            if value.__class__ is Tensor:
+                found.append((name, value))
+            else:
+                found += walk(name, open_object(value, callables=callables))
     return found
 
 

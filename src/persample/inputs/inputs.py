@@ -75,7 +75,9 @@ class Inputs:
         self.guess = Guess(self.dim)
         self._gate = Gate()
         self._guessed: dict[int, Tensor] = {}
-        self._hooked: list[nn.Module] = []
+        self._kwargs: list[dict[int, bool]] = []  # which pre-hooks take keyword arguments
+        self._hooks: list[Any] = []  # pre-hooks of all modules that are hooked
+        self._recurrent: list[Any] = []  # those that stay while a module runs
         self._inside: nn.Module | None = None  # the outermost that runs
         self._begun = False
         self._thread = 0  # the recording's: calls in others are not seen
@@ -88,33 +90,38 @@ class Inputs:
     def install(self, modules: Iterable[nn.Module]) -> None:
         """Hook all of them (undone when the block ends, and while a module runs)."""
         self._thread, self._gate = threading.get_ident(), Gate(self._before)
-        kind = nn.RNNBase if self._begun else nn.Module
-        self._hooked = [
-            m for m in modules if isinstance(m, kind) and not isinstance(m, torch.jit.ScriptModule)
-        ]
-        self._hook(self._hooked)
+        hooked = [m for m in modules if not isinstance(m, torch.jit.ScriptModule)]
+        recurrent = [m for m in hooked if isinstance(m, nn.RNNBase)]
+        hooked = recurrent if self._begun else hooked
+        self._kwargs = [module._forward_pre_hooks_with_kwargs for module in hooked]
+        self._hooks = [module._forward_pre_hooks for module in hooked]
+        self._recurrent = [module._forward_pre_hooks for module in recurrent]
+        key = id(self)
+        for kwargs in self._kwargs:
+            kwargs[key] = True
+        self._hook(self._hooks)
 
-    def _hook(self, modules: list[nn.Module]) -> None:
+    def _hook(self, places: list[Any]) -> None:
         """A pre-hook with keyword arguments before all others, cheaper than torch registers it."""
         gate, key = self._gate, id(self)
-        for module in modules:
-            hooks = module._forward_pre_hooks
+        for hooks in places:
             hooks[key] = gate
             if len(hooks) > 1:
-                hooks.move_to_end(key, last=False)  # type: ignore[attr-defined]
-            module._forward_pre_hooks_with_kwargs[key] = True
+                hooks.move_to_end(key, last=False)
 
     def _unhook(self) -> None:
         key = id(self)
-        for module in self._hooked:
-            module._forward_pre_hooks.pop(key, None)
-            module._forward_pre_hooks_with_kwargs.pop(key, None)
+        for hooks in self._hooks:
+            hooks.pop(key, None)
 
     def remove(self) -> None:
         """Take all hooks away."""
         self._unhook()
+        for kwargs in self._kwargs:
+            kwargs.pop(id(self), None)
         self._gate = Gate()
-        self._hooked.clear()
+        for places in (self._kwargs, self._hooks, self._recurrent):
+            places.clear()
         self._guessed.clear()
         self._leave()
 
@@ -136,7 +143,7 @@ class Inputs:
         if self._inside is None and not self._begun:
             self._enter(module)
             self._unhook()  # modules inside run as fast as ever
-            self._hook([m for m in self._hooked if isinstance(m, nn.RNNBase)])
+            self._hook(self._recurrent)
             with torch._C.DisableTorchFunction():
                 self._take(module, args, kwargs)
         if isinstance(module, nn.RNNBase):
@@ -153,7 +160,7 @@ class Inputs:
     def _after(self, module: nn.Module, args: Any, out: Any) -> None:
         if self._inside is not None:
             self._leave()
-            self._hook(self._hooked)
+            self._hook(self._hooks)
             with torch._C.DisableTorchFunction():
                 self._give(out)
 
@@ -257,6 +264,8 @@ class Inputs:
         return self._context.look(tensor_of(value))
 
     def _is_declared(self, path: str, value: Any) -> bool:
+        if not self.names and not self.tensors:
+            return False
         parts = path.split(".")
         return (
             id(value) in self.tensors

@@ -11,16 +11,15 @@ beside it. Nothing here holds a tensor.
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.weak import WeakIdKeyDictionary
 
 from ..errors import Place
 from ..layouts import Layout, Operator
-from ..uses import Context, Derived, Kind, Known
+from ..uses import ByModel, Context, Derived, Kind, Known
 
 _LIMIT = 1 << 14  # steps that are learned of one model
 _BESIDE = 32  # steps that may follow one step
@@ -208,13 +207,16 @@ class Program:
         after.following.insert(0, step)
 
 
-# by identity: modules may be equal
-_PROGRAMS: MutableMapping[nn.Module, Program] = WeakIdKeyDictionary()
+_PROGRAMS = ByModel[Program]()
 
 
 def program_of(model: nn.Module) -> Program:
     """What was learned of a model; forgotten with it."""
-    return _PROGRAMS.setdefault(model, Program())
+    found = _PROGRAMS.get(model)
+    if found is None:
+        found = Program()
+        _PROGRAMS.put(model, found)
+    return found
 
 
 class Cursor:

@@ -7,7 +7,7 @@ output gradient in backward. Everything above this package reads or makes these 
 from .batches import COMPUTED
 from .contents import Values, memory_of
 from .context import ANCHOR, Ahead, Context, Options
-from .module_tree import Modules, modules_of
+from .module_tree import ByModel, Modules, modules_of
 from .parameters import Parameters, Params, Slot, choose
 from .results import Known
 from .signature import Kind, Template, taken_apart, tapped
@@ -34,6 +34,7 @@ __all__ = [
     "EXCLUDED",
     "SELECTED",
     "Ahead",
+    "ByModel",
     "Context",
     "Derived",
     "Firing",

@@ -7,43 +7,72 @@ parameters under the same names is the same tree.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, MutableMapping
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from operator import methodcaller
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from torch import Tensor, nn
-from torch.utils.weak import WeakIdKeyDictionary
 
 Modules = list[tuple[str, nn.Module]]
+Contents = tuple[list[int], list[str], list[int]]  # how many of each module; their names and ids
+_KEYS, _VALUES = methodcaller("keys"), methodcaller("values")  # scripted modules hold no dict
+Known = TypeVar("Known")
 
 
-class Branch(NamedTuple):
-    """One module of a tree, and what it had: names and ids of children and parameters.
+class ByModel(Generic[Known]):
+    """What is known of modules, by identity (modules may be equal); forgotten with them."""
 
-    ``names`` are the full names of its parameters, empty for those that have one already.
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[weakref.ref[nn.Module], Known]] = {}
+
+    def get(self, module: nn.Module) -> Known | None:
+        """What is known of a module."""
+        found = self._known.get(id(module))
+        return None if found is None or found[0]() is not module else found[1]
+
+    def put(self, module: nn.Module, value: Known) -> None:
+        """Remember it for as long as the module lives."""
+        key, known = id(module), self._known
+        self._known[key] = weakref.ref(module, lambda _: known.pop(key, None)), value
+
+    def __len__(self) -> int:
+        """How many modules something is known of."""
+        return len(self._known)
+
+    def forget(self, module: nn.Module) -> None:
+        """Nothing is known of it any more."""
+        self._known.pop(id(module), None)
+
+
+class Tree(NamedTuple):
+    """The modules of a model, and what they held.
+
+    ``names`` are the full names of all parameters, empty for those that have one already.
     """
 
-    module: weakref.ref[nn.Module]
-    prefix: str
-    children: tuple[list[str], list[int]]
-    parameters: tuple[list[str], list[int]]
+    modules: list[weakref.ref[nn.Module]]
+    prefixes: list[str]
+    children: Contents
+    parameters: Contents
     names: list[str]
 
 
-# by identity: modules may be equal
-_TREES: MutableMapping[nn.Module, list[Branch]] = WeakIdKeyDictionary()
+_TREES = ByModel[Tree]()
 
 
 def modules_of(model: nn.Module) -> Modules:
     """``named_modules()`` with a dot after every name."""
-    tree = _known(model)
-    if tree is not None:
-        return tree
+    tree = _TREES.get(model)
+    known = None if tree is None else _unchanged(tree)
+    if known is not None:
+        return known
     found = _walk(model)
     kinds = {type(module) for _, module in found}
     if all(kind.named_modules is nn.Module.named_modules for kind in kinds):
-        _TREES[model] = _branches(found)
+        _TREES.put(model, _tree(found))
         return found
-    _TREES.pop(model, None)
+    _TREES.forget(model)
     return [(f"{name}." if name else "", module) for name, module in model.named_modules()]
 
 
@@ -51,30 +80,29 @@ def trainable_of(model: nn.Module, modules: Modules) -> dict[str, Tensor]:
     """Those of ``named_parameters()`` that require gradients."""
     if type(model).named_parameters is not nn.Module.named_parameters:
         return {name: p for name, p in model.named_parameters() if p.requires_grad}
-    found: dict[str, Tensor] = {}
-    for branch, (_, module) in zip(_TREES.get(model) or _branches(modules), modules, strict=True):
-        if branch.names:
-            for name, parameter in zip(branch.names, module._parameters.values(), strict=True):
-                if name and parameter is not None and parameter.requires_grad:
-                    found[name] = parameter
-    return found
+    names = (_TREES.get(model) or _tree(modules)).names
+    held = chain.from_iterable([module._parameters.values() for _, module in modules])
+    return {
+        name: p for name, p in zip(names, held, strict=True) if name and p is not None
+        and p.requires_grad
+    }  # fmt: skip
 
 
-def _known(model: nn.Module) -> Modules | None:
+def _unchanged(tree: Tree) -> Modules | None:
     """The modules of a model that is as it was."""
-    found: Modules = []
-    for ref, prefix, children, parameters, _ in _TREES.get(model, ()):
-        module = ref()
-        if module is None or _listed(module._modules) != children:
-            return None
-        if _listed(module._parameters) != parameters:
-            return None
-        found.append((prefix, module))
-    return found or None
+    modules = [module for ref in tree.modules if (module := ref()) is not None]
+    if len(modules) < len(tree.modules):
+        return None
+    if _contents([module._modules for module in modules]) != tree.children:
+        return None
+    if _contents([module._parameters for module in modules]) != tree.parameters:
+        return None
+    return list(zip(tree.prefixes, modules, strict=True))
 
 
-def _listed(held: Mapping[str, object]) -> tuple[list[str], list[int]]:
-    return [*held.keys()], [*map(id, held.values())]
+def _contents(held: Sequence[Any]) -> Contents:
+    values: Iterable[object] = chain.from_iterable(map(_VALUES, held))
+    return [*map(len, held)], [*chain.from_iterable(map(_KEYS, held))], [*map(id, values)]
 
 
 def _walk(model: nn.Module) -> Modules:
@@ -92,14 +120,14 @@ def _walk(model: nn.Module) -> Modules:
     return found
 
 
-def _branches(modules: Modules) -> list[Branch]:
-    found: list[Branch] = []
+def _tree(found: Modules) -> Tree:
+    prefixes, modules = [prefix for prefix, _ in found], [module for _, module in found]
     seen: set[int] = {id(None)}
-    for prefix, module in modules:
-        children, parameters = _listed(module._modules), _listed(module._parameters)
-        names = []
-        for name, key in zip(*parameters, strict=True):
-            names.append("" if key in seen else prefix + name)
-            seen.add(key)
-        found.append(Branch(weakref.ref(module), prefix, children, parameters, names))
-    return found
+    names = []
+    for prefix, module in found:
+        for name, parameter in module._parameters.items():
+            names.append("" if id(parameter) in seen else prefix + name)
+            seen.add(id(parameter))
+    children = _contents([module._modules for module in modules])
+    parameters = _contents([module._parameters for module in modules])
+    return Tree([weakref.ref(m) for m in modules], prefixes, children, parameters, names)

@@ -74,11 +74,13 @@ class Parameters:
                 "there is no trainable parameter to record",
                 fix="set requires_grad on the parameters you want gradients of",
             )
-        self.selected = {n: p for n, p in trainable.items() if n in chosen}
-        self.partial = len(self.selected) < len(trainable)
-        self.slots: dict[int, Slot] = {
-            id(p): Slot(n if n in chosen else None, p) for n, p in trainable.items()
-        }
+        self.partial = len(chosen) < len(trainable)
+        self.selected, names = dict(trainable), list[str | None](trainable)
+        if self.partial:
+            self.selected = {n: p for n, p in trainable.items() if n in chosen}
+            names = [n if n in chosen else None for n in trainable]
+        tensors = trainable.values()
+        self.slots = dict(zip(map(id, tensors), map(Slot, names, tensors), strict=True))
         self._wanted = params is None or (params if callable(params) else False)
         self._foreign: list[weakref.ref[Tensor]] = []  # leaves that were no parameters when used
         self._new: list[str] = []  # parameters that came, or were unfrozen, after the beginning
