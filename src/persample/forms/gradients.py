@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .cost import LIMIT, scratch
-from .fast.stacked import Stacked, stack_forms
+from .fast.stacked import Joined, stack_forms
 from .fast.written_rows import kept_rows, pull_back_together
 from .form import Form
 from .merging import total
@@ -67,7 +67,7 @@ class Gradients:
         """Σ cᵢ gᵢ of every parameter."""
         found: dict[str, Tensor] = {}
         for name, form in (stack_forms(self.forms(names, uses)) | joined).items():
-            _note(found, name, form, form.weighted_sum(c))
+            found |= form.sums(c) if isinstance(form, Joined) else {name: form.weighted_sum(c)}
         return found
 
     def bounds(
@@ -107,16 +107,11 @@ def certain_sums(
     found: dict[str, Tensor] = {}
     for name, form in forms.items():
         form = form if bad is None else form.without(bad)
-        _note(found, name, form, form.weighted_sum(c[name], certain=True))
+        if isinstance(form, Joined):
+            found |= form.sums(c[name])
+        else:
+            found[name] = form.weighted_sum(c[name], certain=True)
     return found
-
-
-def _note(found: dict[str, Tensor], name: str, form: Form, value: Tensor) -> None:
-    """Every parameter's own sum."""
-    if isinstance(form, Stacked):
-        found.update(form.split(value))
-    else:
-        found[name] = value
 
 
 def norms_of(forms: Iterable[Form]) -> list[list[Norms]]:

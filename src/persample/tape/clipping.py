@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..distributed import Reduction
 from ..errors import ExtractedNumberWarning, NonFiniteWarning, UsageError, warn_caller
-from ..forms import Stacked
+from ..forms import Joined
 from ..validation import shown
 from .question import Forms, Grads, Question
 
@@ -184,7 +184,7 @@ def _in_order(
     """Parameters whose sums are computed at once: many short ones first."""
     if forms is None:
         return [(names, None)]
-    joined = {k: list(f.shapes) if isinstance(f, Stacked) else [k] for k, f in forms.items()}
+    joined = {k: f.names if isinstance(f, Joined) else [k] for k, f in forms.items()}
     reached = {name for some in joined.values() for name in some}
     order = sorted(forms, key=lambda key: -len(joined[key]))
     return [
