@@ -178,7 +178,7 @@ class Question(abc.ABC):
 
     def parameter_norms(self, names: Sequence[str]) -> Grads:
         """‖gᵢ‖ of each parameter."""
-        sizes = self.sq_norms([[name] for name in names]).sqrt_()
+        sizes = self.sq_norms([[name] for name in names]).sqrt()
         like = [self.selected[name] for name in names]
         return {
             name: size.to(parameter.device, real(parameter.dtype))
