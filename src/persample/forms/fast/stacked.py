@@ -18,7 +18,7 @@ from ..dense import Dense
 from ..form import Form
 from ..outer import Outer
 from ..patches import Patches
-from ..rounding import Norms
+from ..rounding import Norms, fine_dtype
 from ..table_rows import Rows
 
 Forms = dict[str, Form]
@@ -90,14 +90,16 @@ class Layers(Joined):
         )  # fmt: skip
 
     def norms(self) -> Norms:
-        """Nothing can cancel, but a vanished square may be multiplied by a huge one."""
+        """Nothing can cancel; squares in double precision neither vanish nor overflow."""
         sides = [size.left for size in self.sizes] + [size.right for size in self.sizes]
-        squares = torch.cat([torch.linalg.vector_norm(side, dim=2) for side in sides]).square_()
-        left, right = squares.chunk(2)
+        dtype = fine_dtype(self.device)
+        sizes = [torch.linalg.vector_norm(side, dim=2, dtype=dtype) for side in sides]
+        left, right = (squares := torch.cat(sizes).square_()).chunk(2)
         right[: sum([len(size.biases) for size in self.sizes])] += 1
-        most = max([side.shape[2] for side in sides])
-        lost = squares.sum(0).mul_(2 * most * torch.finfo(self.dtype).tiny)
-        return Norms((left * right).sum(0), lost, units=48 + most / 4 + left.shape[0])
+        most, lost = max([side.shape[2] for side in sides]), None
+        if dtype is self.dtype:  # a vanished square may be multiplied by a huge one
+            lost = squares.sum(0).mul_(2 * most * torch.finfo(dtype).tiny)
+        return Norms((left * right).sum(0).to(self.dtype), lost, units=48 + most / 4 + left.shape[0])
 
     def sums(self, c: Tensor) -> dict[str, Tensor]:
         """(c ∘ left)ᵀ right of every layer, and the sum of c ∘ left for its bias."""
