@@ -7,13 +7,14 @@ parameters asks layers with one position per sample by their factors, all of the
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Container, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..forms import JOINED, Dense, Form, Outer, join_layers
+from ..forms import JOINED, Dense, Form, Layer, Outer, join_layers
 from ..uses import Operand, Use, versions
 from .contribution import Contribution
 
@@ -68,38 +69,32 @@ def _forms(uses: Sequence[Waiting]) -> list[Form]:
         x, grad = [torch.stack(side, 1) for side in zip(*[u.watched for u in uses], strict=True)]
     weight, *bias = uses[0].use.operands
     found: list[Form] = [Outer(grad, x, weight.value.shape)]
-    return [*found, Dense(grad.sum(1) if len(uses) > 1 else grad)] if bias else found
+    return [*found, Dense(grad if len(uses) == 1 else grad.sum(1))] if bias else found
 
 
 def join_waiting(
-    waiting: Iterable[Waiting], names: Collection[str], used: Container[str]
+    waiting: Iterable[Waiting], missing: set[str], used: Collection[str]
 ) -> tuple[dict[str, Form], dict[str, Form], list[Waiting]]:
-    """What waits of some parameters: layers side by side, other forms, and what is left.
+    """Layers side by side, forms of others, and what is left, of parameters that are ``missing``.
 
-    What is left has parameters with other uses, or with those that are ``used`` already.
+    What is left has parameters that several layers have, or that are ``used`` otherwise.
     """
-    layers: dict[Any, list[Waiting]] = {}
+    layers: dict[tuple[Any, ...], list[Waiting]] = {}
     for one in waiting:
-        key = tuple([operand.name for operand in one.use.operands])
-        if any(name in names for name in key):
-            layers.setdefault((key, one.watched[0].dtype), []).append(one)
-    counts = Counter(name for key, _ in layers for name in key)
-    found: dict[str, Form] = {}
-    once: dict[Any, Any] = {}
+        names = tuple([operand.name for operand in one.use.operands])
+        layers.setdefault(names, []).append(one)
+    free, each = missing.difference(used), list(chain.from_iterable(layers))
+    if len(set(each)) < len(each):
+        free -= {name for name, count in Counter(each).items() if count > 1}
+    once: list[Layer] = []
+    forms: dict[str, Form] = {}
     left: list[Waiting] = []
-    for (key, dtype), uses in layers.items():
-        if not all(name in names and name not in used and counts[name] == 1 for name in key):
-            left += uses
-        elif len(uses) > 1:
-            found.update(zip(key, _forms(uses), strict=True))
+    for names, uses in layers.items():
+        if not free.issuperset(names):
+            left += [] if missing.isdisjoint(names) else uses
+        elif len(uses) > 1 or len(layers) == 1:
+            forms.update(zip(names, _forms(uses), strict=True))
         else:
-            once.setdefault((dtype, uses[0].watched[0].device), {})[key] = uses[0]
-    joined: dict[str, Form] = {}
-    for some in once.values():
-        if len(some) == 1:
-            ((key, one),) = some.items()
-            found.update(zip(key, _forms([one]), strict=True))
-        else:
-            each = [(*reversed(one.watched), key) for key, one in some.items()]
-            joined[each[0][2][0]] = join_layers(each)
-    return joined, found, left
+            x, grad = uses[0].watched
+            once.append((grad, x, names))
+    return join_layers(once), forms, left

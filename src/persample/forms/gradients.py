@@ -67,7 +67,7 @@ class Gradients:
     ) -> dict[str, Tensor]:
         """Σ cᵢ gᵢ of every parameter."""
         found: dict[str, Tensor] = {}
-        for name, form in (stack_forms(self.forms(names, uses)) | joined).items():
+        for name, form in (stack_forms(self.forms(names, uses), squares=False) | joined).items():
             found |= form.sums(c) if isinstance(form, Joined) else {name: form.weighted_sum(c)}
         return found
 

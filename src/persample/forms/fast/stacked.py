@@ -95,7 +95,7 @@ class Layers(Joined):
         dtype = fine_dtype(self.device)
         sizes = [torch.linalg.vector_norm(side, dim=2, dtype=dtype) for side in sides]
         left, right = (squares := torch.cat(sizes).square_()).chunk(2)
-        right[: sum([len(size.biases) for size in self.sizes])] += 1
+        right[: sum([len(size.biases) for size in self.sizes])].add_(1)
         most, lost = max([side.shape[2] for side in sides]), None
         if dtype is self.dtype:  # a vanished square may be multiplied by a huge one
             lost = squares.sum(0).mul_(2 * most * torch.finfo(dtype).tiny)
@@ -113,69 +113,79 @@ class Layers(Joined):
         return found
 
 
-def join_layers(layers: Iterable[tuple[Tensor, Tensor, Sequence[str]]]) -> Layers:
-    """From left and right factors, (n, a) and (n, b), and the names of weight and bias, if any."""
-    sizes: dict[Any, list[tuple[Tensor, Tensor, Sequence[str]]]] = {}
+Layer = tuple[Tensor, Tensor, Sequence[str]]  # left and right factor, names of weight and bias
+
+
+def join_layers(layers: Iterable[Layer]) -> Forms:
+    """Layers of factors (n, a) and (n, b), of one dtype side by side, under their first name."""
+    alike: dict[Any, dict[Any, list[Layer]]] = {}
     for layer in layers:
         left, right, names = layer
-        sizes.setdefault((-len(names), left.shape, right.shape), []).append(layer)
-    found = []
-    for _, some in sorted(sizes.items()):
-        lefts, rights, names = zip(*some, strict=True)
-        if len(some) == 1:
-            left, right = lefts[0].unsqueeze(0), rights[0].unsqueeze(0)
-        else:
-            left, right = torch.stack(lefts), torch.stack(rights)
-        found.append(Size(left, right, *zip(*names, strict=True)))
-    return Layers(found)
+        sizes = alike.setdefault((left.dtype, left.device), {})
+        sizes.setdefault((len(names), left.shape[1], right.shape[1]), []).append(layer)
+    found: Forms = {}
+    for some in alike.values():
+        joined = Layers([_side_by_side(some[size]) for size in sorted(some, reverse=True)])
+        found[joined.names[0]] = joined
+    return found
 
 
-def _kinds(forms: Mapping[str, Form]) -> tuple[Forms, list[Forms], list[Forms]]:
-    """Forms by what is joined with what: none, products of one position, rows; of one dtype.
+def _side_by_side(layers: Sequence[Layer]) -> Size:
+    """Layers of one size."""
+    lefts, rights, names = zip(*layers, strict=True)
+    if len(layers) == 1:
+        return Size(lefts[0].unsqueeze(0), rights[0].unsqueeze(0), *zip(*names, strict=True))
+    return Size(torch.stack(lefts), torch.stack(rights), *zip(*names, strict=True))
 
-    One product is written out if it is small. Copies take a quarter of the budget at most.
+
+def _kinds(forms: Mapping[str, Form], *, squares: bool) -> tuple[Forms, Forms, list[Forms]]:
+    """Forms by what is joined with what: none, products of one position, rows of one dtype.
+
+    A product on its own is written out if it is small; others where ``squares`` are asked for.
+    Copies take a quarter of the budget at most.
     """
     alone: Forms = {}
+    products: Forms = {}
     rows: dict[Any, Forms] = {}
-    products: dict[Any, Forms] = {}
     room = scratch() // 4
     for name, form in forms.items():
-        size = _copied(form) * form.dtype.itemsize
+        size = _copied(form, squares) * form.dtype.itemsize
         if not 0 < size <= room:
             alone[name] = form
             continue
         room -= size
-        kind = products if _is_product(form) else rows
-        kind.setdefault((form.dtype, form.device), {})[name] = form
-    for alike, some in products.items():
-        if len(some) == 1:
-            name, form = some.popitem()
-            short = form.n * form.size <= JOINED
-            (rows.setdefault(alike, {}) if short else alone)[name] = form
-    return alone, [some for some in products.values() if some], [*rows.values()]
+        if _is_product(form):
+            products[name] = form
+        else:
+            rows.setdefault((form.dtype, form.device), {})[name] = form
+    if len(products) == 1:
+        name, form = products.popitem()
+        short = form.n * form.size <= JOINED
+        (rows.setdefault((form.dtype, form.device), {}) if short else alone)[name] = form
+    return alone, products, [*rows.values()]
 
 
-def stack_forms(forms: Mapping[str, Form]) -> Forms:
-    """The same forms, small ones of one dtype and device joined under the first one's name."""
-    found, products, rows = _kinds(forms)
-    for some in products:
-        pairs = [(*form.tensors(), (name,)) for name, form in some.items()]
-        found[next(iter(some))] = join_layers(pairs)
+def stack_forms(forms: Mapping[str, Form], *, squares: bool = True) -> Forms:
+    """The same forms, small ones of one dtype and device joined under the first one's name.
+
+    Sums alone are computed from the factors of what ``squares`` would be taken of as rows.
+    """
+    found, products, rows = _kinds(forms, squares=squares)
+    found |= join_layers([(*form.tensors(), (name,)) for name, form in products.items()])
     for some in rows:
         if len(some) == 1:
             found |= some
             continue
         each = [form.dense() for form in some.values()]
-        shapes = {name: form.shape for name, form in some.items()}
         flat = torch.cat([x if x.dim() == 2 else x.reshape(x.shape[0], -1) for x in each], 1)
-        found[next(iter(some))] = Stacked(flat, shapes)
+        found[next(iter(some))] = Stacked(flat, {name: form.shape for name, form in some.items()})
     return found
 
 
 def name_joined(forms: Mapping[str, Form]) -> dict[str, str]:
     """How norms of forms that are joined with others are computed."""
-    _, products, rows = _kinds(forms)
-    found = {name: "one position, joined" for some in products for name in some}
+    _, products, rows = _kinds(forms, squares=True)
+    found = dict.fromkeys(products, "one position, joined")
     for some in rows:
         for name, form in some.items() if len(some) > 1 else ():
             found[name] = "stored rows, joined" if isinstance(form, Dense) else "rows, joined"
@@ -187,18 +197,19 @@ def _is_product(form: Form) -> bool:
     return form.__class__ is Outer and form.given[0].dim() == 2
 
 
-def _copied(form: Form) -> int:
+def _copied(form: Form, written: bool) -> int:
     """Elements that are copied to join a form with others; 0 if it is not small."""
-    if form.dtype is not torch.float32 and form.dtype is not torch.float64:
+    kind = form.__class__
+    if kind not in _IN_A_FEW_CALLS or form.dtype not in _DTYPES:
         return 0
-    if form.__class__ is Dense:
-        return count if (count := form.values.numel()) <= JOINED else 0
-    if _is_product(form):
-        return count if (count := form.nbytes() // form.dtype.itemsize) <= JOINED else 0
-    if form.__class__ not in _WRITTEN:
+    if kind is Dense or _is_product(form):
+        count = form.nbytes() // form.dtype.itemsize
+        return count if count <= JOINED else 0
+    if not written:
         return 0
     count = form.n * form.size
     return count if count <= WRITTEN and form.work() <= WORK else 0
 
 
-_WRITTEN = (Outer, Patches, Rows)  # in a few calls
+_DTYPES = (torch.float32, torch.float64)
+_IN_A_FEW_CALLS = (Dense, Outer, Patches, Rows)
