@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -39,18 +38,16 @@ class KeptForms:
     def joined(self, names: Iterable[str]) -> tuple[dict[str, list[Form]], dict[str, Form]]:
         """The same for one query about all of them; and small layers that are asked together."""
         consumer = self._collector.consumer
-        waiting = [] if not isinstance(consumer, Kept) else consumer.waiting()
-        if not isinstance(consumer, Kept) or len(waiting) < 2:
+        waiting = consumer.waiting() if isinstance(consumer, Kept) else []
+        if not isinstance(consumer, Kept) or not waiting:
             return self.uses(names), {}
         missing = self._missing(names)
         others = [entry for entry in consumer.entries if isinstance(entry, Contribution)]
         parts = self._parts(others, missing)
-        counts = Counter(o.name for one in waiting for o in one.use.operands)
-        free = {name for name in missing if counts[name] == 1 and name not in parts}
-        found, apart = join_waiting(waiting, free)
-        for name, forms in self._parts(expanded(apart), missing).items():
+        joined, found, left = join_waiting(waiting, missing, parts)
+        for name, forms in self._parts(expanded(left), missing).items():
             parts[name] = parts.get(name, []) + forms
-        return parts, found
+        return parts | {name: [form] for name, form in found.items()}, joined
 
     def _missing(self, names: Iterable[str]) -> set[str]:
         consumer, known = self._collector.consumer, self.gradients.known

@@ -1,21 +1,22 @@
-"""Small layers of one size: what their taps brought waits, and its forms are made together.
+"""Small layers: what their taps brought waits for a query, and is asked together.
 
 A model of many small layers spends its time on calls, not on arithmetic. A query about all of its
-parameters puts layers of one size side by side: one call serves all of them.
+parameters asks layers with one position per sample by their factors, all of them at once.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..forms import JOINED, Form, stack_layers
-from ..uses import Firing, Operand, Use, versions
+from ..forms import JOINED, Dense, Form, Layer, Outer, join_layers
+from ..uses import Operand, Use, versions
 from .contribution import Contribution
-from .rule_choice import forms_of
 
 _DTYPES = (torch.float32, torch.float64)
 
@@ -45,12 +46,9 @@ class Waiting:
 
     def contributions(self) -> list[Contribution]:
         """Its forms, as if it had not waited."""
-        x, grad = self.watched
-        forms, rule = forms_of(self.use, Firing((x,), (grad,)), len(x), {}, positions=False)
         found = []
-        for operand, form in zip(self.use.operands, forms, strict=True):
-            assert isinstance(form, Form)
-            found.append(Contribution(self.use, operand, form, rule, None))
+        for operand, form in zip(self.use.operands, _forms([self]), strict=True):
+            found.append(Contribution(self.use, operand, form, self.use.operator, None))
             found[-1].keep()
         return found
 
@@ -64,29 +62,39 @@ def wait(use: Use, x: Tensor, grad: Tensor | None, n: int | None) -> Waiting | N
     return Waiting(use, x, grad) if 0 < x.numel() + grad.numel() <= JOINED else None
 
 
-def join_waiting(
-    waiting: Iterable[Waiting], names: Collection[str]
-) -> tuple[dict[str, Form], list[Waiting]]:
-    """Forms of layers side by side; and what waits of others than ``names``, or alone of its size.
+def _forms(uses: Sequence[Waiting]) -> list[Form]:
+    """Of a layer's weight and bias: every use of the layer is a position."""
+    x, grad = uses[0].watched
+    if len(uses) > 1:
+        x, grad = [torch.stack(side, 1) for side in zip(*[u.watched for u in uses], strict=True)]
+    weight, *bias = uses[0].use.operands
+    found: list[Form] = [Outer(grad, x, weight.value.shape)]
+    return [*found, Dense(grad if len(uses) == 1 else grad.sum(1))] if bias else found
 
-    Each of the names must have one use at most.
+
+def join_waiting(
+    waiting: Iterable[Waiting], missing: set[str], used: Collection[str]
+) -> tuple[dict[str, Form], dict[str, Form], list[Waiting]]:
+    """Layers side by side, forms of others, and what is left, of parameters that are ``missing``.
+
+    What is left has parameters that several layers have, or that are ``used`` otherwise.
     """
-    groups: dict[Any, list[Waiting]] = {}
-    found: dict[str, Form] = {}
-    others: list[Waiting] = []
+    layers: dict[tuple[Any, ...], list[Waiting]] = {}
     for one in waiting:
-        if all(operand.name in names for operand in one.use.operands):
-            x, grad = one.watched
-            key = (x.shape, grad.shape, x.dtype, x.device, len(one.use.operands))
-            groups.setdefault(key, []).append(one)
+        names = tuple([operand.name for operand in one.use.operands])
+        layers.setdefault(names, []).append(one)
+    free, each = missing.difference(used), list(chain.from_iterable(layers))
+    if len(set(each)) < len(each):
+        free -= {name for name, count in Counter(each).items() if count > 1}
+    once: list[Layer] = []
+    forms: dict[str, Form] = {}
+    left: list[Waiting] = []
+    for names, uses in layers.items():
+        if not free.issuperset(names):
+            left += [] if missing.isdisjoint(names) else uses
+        elif len(uses) > 1 or len(layers) == 1:
+            forms.update(zip(names, _forms(uses), strict=True))
         else:
-            others.append(one)
-    for some in groups.values():
-        if len(some) == 1:
-            others += some
-            continue
-        inputs, grads = zip(*[one.watched for one in some], strict=True)
-        each = zip(*[one.use.operands for one in some], strict=True)
-        shapes = [{o.name: o.value.shape for o in operands if o.name} for operands in each]
-        found |= stack_layers(grads, inputs, shapes[0], shapes[1] if len(shapes) > 1 else {})
-    return found, others
+            x, grad = uses[0].watched
+            once.append((grad, x, names))
+    return join_layers(once), forms, left

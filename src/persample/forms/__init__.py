@@ -6,7 +6,7 @@ from .dense import Dense
 from .fast.elementwise import Scaled, scale_form
 from .fast.picked_rows import Picked
 from .fast.single_samples import SingleSamples
-from .fast.stacked import Stacked, name_joined, stack_layers
+from .fast.stacked import Joined, Layer, Stacked, join_layers, name_joined
 from .fast.written_rows import pull_back_together
 from .form import Form, inner, lift, lower, real, wide
 from .gradients import Gradients, add_norms, bound_norms, certain_sums, norms_of, settled
@@ -32,7 +32,9 @@ __all__ = [
     "Form",
     "Geometry",
     "Gradients",
+    "Joined",
     "Joint",
+    "Layer",
     "Norms",
     "Outer",
     "Part",
@@ -54,6 +56,7 @@ __all__ = [
     "bound_norms",
     "certain_sums",
     "inner",
+    "join_layers",
     "kept_sketch",
     "lift",
     "lower",
@@ -66,7 +69,6 @@ __all__ = [
     "settled",
     "shares",
     "spans",
-    "stack_layers",
     "total",
     "walk_rows",
     "wide",

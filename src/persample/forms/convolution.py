@@ -39,7 +39,7 @@ def unfold(x: Tensor, kernel: torch.Size, geometry: Geometry) -> Tensor:
         x = F.pad(x, [width for p in reversed(geometry.padding) for width in (p, p)])
     for axis, (taps, apart) in enumerate(zip(kernel, geometry.dilation, strict=True)):
         windows = x.unfold(2 + axis, apart * (taps - 1) + 1, geometry.stride[axis])
-        x = windows[..., ::apart]
+        x = windows[..., ::apart] if apart > 1 else windows
     order = [0, 1, *range(2 + axes, 2 + 2 * axes), *range(2, 2 + axes)]
     return x.permute(order).reshape(x.shape[0], x.shape[1] * kernel.numel(), -1)
 

@@ -22,8 +22,8 @@ class Dense(Form):
         self.device, self.values = values.device, values
 
     def dense(self, first: int = 0, last: int | None = None) -> Tensor:
-        """A view of the rows."""
-        return self.values[first:last]
+        """The rows themselves, or a view of some."""
+        return self.values[first:last] if first or last is not None else self.values
 
     def owns(self, rows: Tensor) -> bool:
         """Dense rows are handed out as they are."""

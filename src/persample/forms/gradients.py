@@ -6,12 +6,13 @@ Their norms share products, and what rounding leaves in doubt is read back once 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
 
 from .cost import LIMIT, scratch
-from .fast.stacked import Stacked, stack_forms
+from .fast.stacked import Joined, stack_forms
 from .fast.written_rows import kept_rows, pull_back_together
 from .form import Form
 from .merging import total
@@ -66,8 +67,8 @@ class Gradients:
     ) -> dict[str, Tensor]:
         """Σ cᵢ gᵢ of every parameter."""
         found: dict[str, Tensor] = {}
-        for name, form in (stack_forms(self.forms(names, uses)) | joined).items():
-            _note(found, name, form, form.weighted_sum(c))
+        for name, form in (stack_forms(self.forms(names, uses), squares=False) | joined).items():
+            found |= form.sums(c) if isinstance(form, Joined) else {name: form.weighted_sum(c)}
         return found
 
     def bounds(
@@ -107,25 +108,23 @@ def certain_sums(
     found: dict[str, Tensor] = {}
     for name, form in forms.items():
         form = form if bad is None else form.without(bad)
-        _note(found, name, form, form.weighted_sum(c[name], certain=True))
+        if isinstance(form, Joined):
+            found |= form.sums(c[name])
+        else:
+            found[name] = form.weighted_sum(c[name], certain=True)
     return found
-
-
-def _note(found: dict[str, Tensor], name: str, form: Form, value: Tensor) -> None:
-    """Every parameter's own sum."""
-    if isinstance(form, Stacked):
-        found.update(form.split(value))
-    else:
-        found[name] = value
 
 
 def norms_of(forms: Iterable[Form]) -> list[list[Norms]]:
     """Of every form, and of its pieces on their own."""
     listed = list(forms)
     outer = [form for form in listed if isinstance(form, Outer) and form.t > 1]
-    with share_products(factor for form in outer for factor in form.given):
-        pieces = [form.parts if isinstance(form, Pieces) else [form] for form in listed]
-        return [[part.norms() for part in parts] for parts in pieces]
+    factors = [factor for form in outer for factor in form.given]
+    with share_products(factors) if len(outer) > 1 else nullcontext():
+        return [
+            [part.norms() for part in (form.parts if isinstance(form, Pieces) else [form])]
+            for form in listed
+        ]
 
 
 Groups = Sequence[Sequence[Norms]]
@@ -143,14 +142,15 @@ def bound_norms(groups: Groups, n: int, device: torch.device, elements: int) -> 
     """
     listed, value = _settled(_Listed(groups, n, device), sure=True)
     parts, eps, tiny = listed.parts, listed.numbers.eps, listed.numbers.tiny
-    value += listed.add([p.value for p in parts], [p.units * eps for p in parts])
-    value += listed.add([p.doubt for p in parts])
     more = (len(parts) + 8) * eps
-    value = value.mul_(1 + more).add_(elements * tiny)
-    sq_errors = [p.sq_error() for p in parts]
+    if any(part.doubt is not None for part in parts):
+        value = value + listed.add([part.doubt for part in parts])
+    value = value * (1 + more + max([part.units for part in parts], default=0) * eps)
+    value += elements * tiny
+    sq_errors = [part.sq_error() for part in parts]
     if any(sq_error is not None for sq_error in sq_errors):
-        sq_error = listed.add(sq_errors, [4 if p.rows else 1 for p in parts])
-        off = sq_error.add_(len(parts) * tiny).sqrt_()
+        several = [4 * e if p.rows and e is not None else e for p, e in zip(parts, sq_errors, strict=True)]
+        off = (listed.add(several) + len(parts) * tiny).sqrt_()
         value = value.sqrt_().add_(off, alpha=1 + more).square_()
     return value
 
@@ -167,25 +167,21 @@ class _Listed:
     def __init__(self, groups: Groups, n: int, device: torch.device) -> None:
         self.parts = [part for group in groups for part in group]
         self.group = [k for k, group in enumerate(groups) for _ in group]
-        dtypes = {part.value.dtype for part in self.parts} or {torch.float32}
-        self.narrow = max(dtypes, key=_unit)
-        self.numbers = torch.finfo(self.narrow)
-        self.zeros = torch.zeros(len(groups), n, dtype=min(dtypes, key=_unit), device=device)
+        dtypes = sorted({part.value.dtype for part in self.parts} or {torch.float32}, key=_unit)
+        self.narrow, self.numbers = dtypes[-1], torch.finfo(dtypes[-1])
+        self._shape, self._as = (len(groups), n), (device, dtypes[0])
 
-    def add(self, each: Sequence[Tensor | None], times: Sequence[float] | None = None) -> Tensor:
-        """The sums over groups of a number for every part, or none: (groups, n)."""
-        known = [k for k, numbers in enumerate(each) if numbers is not None]
-        if not known:
-            return self.zeros.clone()
-        rows = torch.stack([x.to(self.zeros) for x in each if x is not None])
-        if times is not None:
-            rows *= rows.new_tensor([times[k] for k in known]).unsqueeze(1)
-        if len(self.zeros) == 1:
-            return rows.sum(0, keepdim=True)
-        groups = [self.group[k] for k in known]
-        if groups == [*range(len(self.zeros))]:  # one in each
-            return rows
-        return self.zeros.index_add(0, torch.tensor(groups, device=rows.device), rows)
+    def add(self, each: Sequence[Tensor | None]) -> Tensor:
+        """The sums over groups of a number for every part, or none: (groups, n); not to be written to."""
+        rows = [numbers.to(*self._as) for numbers in each if numbers is not None]
+        if self._shape[0] == 1 and rows:
+            return rows[0].unsqueeze(0) if len(rows) == 1 else torch.stack(rows).sum(0, keepdim=True)
+        groups = [k for k, numbers in zip(self.group, each, strict=True) if numbers is not None]
+        if groups == [*range(self._shape[0])]:  # one in each
+            return torch.stack(rows)
+        device, dtype = self._as
+        zeros = torch.zeros(self._shape, dtype=dtype, device=device)
+        return zeros.index_add_(0, torch.tensor(groups, device=device), torch.stack(rows)) if rows else zeros
 
     def gap(self, part: Norms, *, sure: bool) -> Tensor | None:
         """What an exact value would take out of doubt, and a share of what its rows are off by."""

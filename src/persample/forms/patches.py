@@ -15,6 +15,7 @@ from .rounding import Norms, error_units, norms_of_last_axis, sq_error_of_produc
 from .sketch import Sketch
 
 _COLUMNS = 8 << 20  # bytes of patches that are written out at once
+_LITTLE = 1 << 20  # bytes of patches that are not worth cutting
 
 
 class Patches(Form):
@@ -116,10 +117,9 @@ class Patches(Form):
         """As an Outer form over output positions (images of a sample are more positions)."""
         m = self.images
         x, grad = self.x[first * m : last * m], self.grad[first * m : last * m]
-        columns = unfold(x, self.shape[2:], self.geometry)
-        n, o, b = last - first, self.shape[0], columns.shape[1]
-        left = grad.flatten(2).view(n, m, o, -1).transpose(2, 3).reshape(n, 1, -1, o)
-        right = columns.view(n, m, b, -1).transpose(2, 3).reshape(n, 1, -1, b)
+        left, right = grad.flatten(2).mT, unfold(x, self.shape[2:], self.geometry).mT
+        if m > 1:
+            left, right = (f.reshape(last - first, -1, f.shape[2]) for f in (left, right))
         return Outer(left, right, self.shape)
 
     def write(self, out: Tensor) -> Tensor:
@@ -127,7 +127,7 @@ class Patches(Form):
         if not self._unfolds() or out.dtype != self.dtype:
             return super().write(out)
         width = self.grad.shape[2:].numel() * self.images * self.size // max(self.shape[0], 1)
-        room = min(_COLUMNS, self.nbytes())
+        room = min(_COLUMNS, max(_LITTLE, self.nbytes()))
         for first, last in spans(self.n, self.dtype.itemsize * width, room):
             self._outer(first, last).write(out[first:last])
         return out

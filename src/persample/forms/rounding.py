@@ -36,6 +36,8 @@ class Norms(NamedTuple):
 
     def kept(self) -> Norms:
         """The same with an error of sums that is computed, once."""
+        if self.sq_error is no_error:
+            return self
         sq_error = self.sq_error()
         return self._replace(sq_error=lambda: sq_error)
 

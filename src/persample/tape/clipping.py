@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from ..distributed import Reduction
 from ..errors import ExtractedNumberWarning, NonFiniteWarning, UsageError, warn_caller
-from ..forms import Stacked
+from ..forms import Joined
 from ..validation import shown
 from .question import Forms, Grads, Question
 
@@ -21,7 +22,7 @@ Coefficients = Callable[[Tensor, float], Tensor]
 
 def flat(norms: Tensor, max_norm: float) -> Tensor:
     """min(1, C / ‖gᵢ‖): gradients with a norm above C are scaled down to C."""
-    return (max_norm / norms).clamp(max=1.0)
+    return norms.reciprocal().mul_(max_norm).clamp_(max=1.0)
 
 
 def automatic(norms: Tensor, max_norm: float) -> Tensor:
@@ -80,13 +81,18 @@ def per_group(groups: Iterable[Iterable[str]], *, within: Coefficients = flat) -
 Rule = Coefficients | Grouped | Callable[[Tensor], Tensor]
 
 
-def coefficients(rule: Rule, bounds: Tensor, max_norm: float) -> Tensor:
-    """The rule's coefficients for certified norms, never more than C / norm; zero if not finite."""
-    finite, numbers = torch.isfinite(bounds), torch.finfo(bounds.dtype)
-    safe = torch.where(finite, bounds, 1.0).clamp_(min=numbers.tiny)
+def coefficients(rule: Rule, bounds: Tensor, max_norm: float, bad: Tensor | None) -> Tensor:
+    """The rule's coefficients for certified norms above zero, never more than C / norm.
+
+    ``bad`` samples get zero: they are not finite.
+    """
+    numbers = torch.finfo(bounds.dtype)
+    safe = bounds if bad is None else bounds.masked_fill(bad, 1.0)
     most = numbers.max**0.5 / 4  # times a number whose square is finite: so is the product
-    if rule is flat or rule is automatic:  # these keep to C / norm
-        return _normal(rule(safe, max_norm).clamp_(max=most), numbers).mul_(finite)
+    if rule is flat:  # this one and the next keep to C / norm
+        return _without(bad, rule(safe, max_norm), numbers)
+    if rule is automatic:
+        return _without(bad, rule(safe, max_norm).clamp_(max=most), numbers)
     given = _call_rule(rule, safe.clone(), max_norm)  # the rule may write to its norms
     if (
         not isinstance(given, Tensor)
@@ -110,12 +116,16 @@ def coefficients(rule: Rule, bounds: Tensor, max_norm: float) -> Tensor:
             fix="return numbers between 0 and max_norm / norms; zero leaves a sample out",
         )
     limited = torch.minimum(given.detach().to(bounds.dtype), max_norm / safe).clamp_(max=most)
-    return torch.where(finite, _normal(limited, numbers), 0.0)
+    return _without(bad, limited, numbers)
 
 
-def _normal(given: Tensor, numbers: torch.finfo) -> Tensor:
-    """Coefficients too small for their dtype are rounded by more than a bound allows: none."""
-    return torch.threshold_(given, numbers.tiny, 0.0)
+def _without(bad: Tensor | None, given: Tensor, numbers: torch.finfo) -> Tensor:
+    """Coefficients without bad samples, and without those that are too small for their dtype.
+
+    They are rounded by more than a bound allows.
+    """
+    normal = torch.threshold_(given, numbers.tiny, 0.0)
+    return normal if bad is None else normal.masked_fill_(bad, 0.0)
 
 
 def _call_rule(rule: Any, norms: Tensor, max_norm: float) -> object:
@@ -161,9 +171,8 @@ def clipped_sum(
     forms, bounds = question.bounds(groups, _elements(question, names))
     bad = _left_out(bounds, warn=warn)
     c: dict[str, Tensor] = {}
-    for group, sizes in zip(groups, bounds.sqrt(), strict=True):
-        share = coefficients(within, sizes, max_norm / len(groups) ** 0.5)
-        share = share if bad is None else share.masked_fill(bad, 0)
+    for group, sizes in zip(groups, bounds.sqrt().unbind(), strict=True):
+        share = coefficients(within, sizes, max_norm / len(groups) ** 0.5, bad)
         c.update(dict.fromkeys(group, share))
     if reduction is None:
         sums = question.certain_sums(names, forms, c, bad)
@@ -184,7 +193,7 @@ def _in_order(
     """Parameters whose sums are computed at once: many short ones first."""
     if forms is None:
         return [(names, None)]
-    joined = {k: list(f.shapes) if isinstance(f, Stacked) else [k] for k, f in forms.items()}
+    joined = {k: f.names if isinstance(f, Joined) else [k] for k, f in forms.items()}
     reached = {name for some in joined.values() for name in some}
     order = sorted(forms, key=lambda key: -len(joined[key]))
     return [
@@ -201,7 +210,8 @@ def nonfinite(question: Question, names: Sequence[str]) -> Tensor:
 
 
 def _elements(question: Question, names: Sequence[str]) -> int:
-    return sum(question.selected[name].numel() for name in names)
+    selected = question.selected
+    return max(1, sum([selected[name].numel() for name in names]))
 
 
 def _warn_of_numbers(question: Question) -> None:
@@ -218,6 +228,8 @@ def _warn_of_numbers(question: Question) -> None:
 
 def _left_out(bounds: Tensor, *, warn: bool) -> Tensor | None:
     """Which samples are not finite; None if all are."""
+    if math.isfinite(bounds.sum()):
+        return None
     bad = ~torch.isfinite(bounds.sum(0))
     if not bool(bad.any()):
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
@@ -178,7 +179,7 @@ class Question(abc.ABC):
 
     def parameter_norms(self, names: Sequence[str]) -> Grads:
         """‖gᵢ‖ of each parameter."""
-        sizes = self.sq_norms([[name] for name in names]).sqrt_()
+        sizes = self.sq_norms([[name] for name in names]).sqrt()
         like = [self.selected[name] for name in names]
         return {
             name: size.to(parameter.device, real(parameter.dtype))
@@ -199,7 +200,13 @@ class Question(abc.ABC):
 
 def _cast(parameter: Tensor, value: Tensor | None, *, wide: bool) -> Tensor:
     """A sum in its parameter's dtype; zeros where no gradient came."""
-    dtype = torch.promote_types(parameter.dtype, torch.float32) if wide else parameter.dtype
-    if value is not None:
-        return value.to(dtype)
-    return torch.zeros(parameter.shape, dtype=dtype, device=parameter.device)
+    dtype = _widened(parameter.dtype) if wide else parameter.dtype
+    if value is None:
+        return torch.zeros(parameter.shape, dtype=dtype, device=parameter.device)
+    return value if value.dtype is dtype else value.to(dtype)
+
+
+@functools.cache
+def _widened(dtype: torch.dtype) -> torch.dtype:
+    """Float32 at least."""
+    return torch.promote_types(dtype, torch.float32)

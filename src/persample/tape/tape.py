@@ -195,7 +195,7 @@ class Tape:
         If products of positions cancel so far that digits would be lost, norms are computed again
         from rows. Clipping uses certified bounds instead.
         """
-        return self._ask(lambda question, names: question.sq_norms([names])[0].sqrt_(), params)
+        return self._ask(lambda question, names: question.sq_norms([names])[0].sqrt(), params)
 
     def parameter_norms(self, *, params: Params = None) -> Grads:
         """‖gᵢ‖ of each parameter: ``{name: (n,)}``."""

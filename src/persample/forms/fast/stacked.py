@@ -1,13 +1,14 @@
-"""Gradients of many small tensors side by side: one kernel answers for all of them.
+"""Gradients of many small tensors, asked together: a few kernels answer for all of them.
 
-A model has a bias, a scale or a shift for every matrix, and small models have many matrices of one
-size. A question to each on its own costs more in calls than in arithmetic.
+A question to each on its own costs more in calls than in arithmetic. What is written out in a few
+calls is put side by side as rows. Linear layers with one position per sample are asked by their
+factors, whatever their sizes: ‖gᵢ‖² = ‖lᵢ‖²(‖rᵢ‖² + 1) if there is a bias, whose gradient is lᵢ.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,141 +16,200 @@ from torch import Tensor
 from ..cost import JOINED, WORK, WRITTEN, scratch
 from ..dense import Dense
 from ..form import Form
-from ..mapped import Mapped
 from ..outer import Outer
-from ..rounding import Norms
+from ..patches import Patches
+from ..rounding import Norms, fine_dtype
+from ..table_rows import Rows
+
+Forms = dict[str, Form]
 
 
-class Stacked(Mapped):
-    """Gradients of several tensors, side by side in the rows or in the blocks of one form."""
+class Joined(Form):
+    """Gradients of several tensors, asked together; ``names`` are theirs."""
 
-    __slots__ = ("shapes",)
+    __slots__ = ("names",)
 
-    def __init__(self, form: Form, shapes: Mapping[str, torch.Size]) -> None:
-        super().__init__(form, form.shape, form.dtype, form.device)
-        self.shapes = shapes
+    def __init__(self, n: int, names: Sequence[str], like: Tensor) -> None:
+        super().__init__(n, torch.Size(), like.dtype, like.device)
+        self.names = names
 
-    def of(self, form: Form) -> Stacked:
-        """The same tensors of another form."""
-        return Stacked(form, self.shapes)
+    def sums(self, c: Tensor) -> dict[str, Tensor]:
+        """Σᵢ cᵢ gᵢ of every tensor."""
+        raise NotImplementedError
+
+
+class Stacked(Joined):
+    """Rows that hold one tensor's elements after the other's."""
+
+    __slots__ = ("_rows", "shapes")
+
+    def __init__(self, rows: Tensor, shapes: Mapping[str, torch.Size]) -> None:
+        super().__init__(rows.shape[0], [*shapes], rows)
+        self._rows, self.shapes = Dense(rows), shapes
+
+    def without(self, bad: Tensor) -> Stacked:
+        """Zero rows for some samples."""
+        return Stacked(self._rows.without(bad).values, self.shapes)
 
     def norms(self) -> Norms:
         """Those of all tensors together."""
-        return self.form.norms()
+        return self._rows.norms()
 
-    def weighted_sum(self, c: Tensor, *, certain: bool = False) -> Tensor:
-        """The sums of all tensors together."""
-        return self.form.weighted_sum(c, certain=certain)
-
-    def split(self, total: Tensor) -> dict[str, Tensor]:
-        """A sum over samples as every tensor's own sum."""
-        sizes = [shape.numel() for shape in self.shapes.values()]
-        parts = total.split(sizes) if total.dim() == 1 else total.unbind()
+    def sums(self, c: Tensor) -> dict[str, Tensor]:
+        """One matrix-vector product."""
+        parts = self._rows.weighted_sum(c).split([shape.numel() for shape in self.shapes.values()])
         named = zip(parts, self.shapes.items(), strict=True)
         return {name: x if x.shape == shape else x.view(shape) for x, (name, shape) in named}
 
 
-def _stack_rows(forms: Mapping[str, Form]) -> Stacked:
-    """One tensor's elements after the other's, in every row; products are written out."""
-    rows: list[Tensor] = []
-    shapes: dict[str, torch.Size] = {}
-    for name, form in forms.items():
-        stacked = form if isinstance(form, Stacked) else Stacked(form, {name: form.shape})
-        dense = stacked.form.dense()
-        rows.append(dense if dense.dim() == 2 else dense.reshape(dense.shape[0], -1))
-        shapes |= stacked.shapes
-    return Stacked(Dense(torch.cat(rows, 1)), shapes)
+class Size(NamedTuple):
+    """Linear layers of one size: factors (k, n, a) and (k, n, b), names of weights and biases."""
+
+    left: Tensor
+    right: Tensor
+    weights: Sequence[str]
+    biases: Sequence[str] = ()
 
 
-def _stack_products(forms: dict[str, Form]) -> dict[str, Form]:
-    """Outer products of one position, of matrices of one size: a block for each."""
-    if len(forms) == 1:
-        return forms
-    sides = zip(*[form.tensors() for form in forms.values()], strict=True)
-    left, right = [torch.stack(side, 1) for side in sides]
-    return _blocks(left, right, {name: form.shape for name, form in forms.items()})
+class Layers(Joined):
+    """Linear layers with one position per sample; sizes with biases come first."""
+
+    __slots__ = ("sizes",)
+
+    def __init__(self, sizes: Sequence[Size]) -> None:
+        names = [name for size in sizes for name in (*size.weights, *size.biases)]
+        super().__init__(sizes[0].left.shape[1], names, sizes[0].left)
+        self.sizes = sizes
+
+    def without(self, bad: Tensor) -> Layers:
+        """Zero factors for some samples."""
+        bad = bad.unsqueeze(1)
+        return Layers(
+            [s._replace(left=s.left.masked_fill(bad, 0), right=s.right.masked_fill(bad, 0))
+             for s in self.sizes]
+        )  # fmt: skip
+
+    def norms(self) -> Norms:
+        """Nothing can cancel; squares in double precision neither vanish nor overflow."""
+        sides = [size.left for size in self.sizes] + [size.right for size in self.sizes]
+        dtype = fine_dtype(self.device)
+        sizes = [torch.linalg.vector_norm(side, dim=2, dtype=dtype) for side in sides]
+        left, right = (squares := torch.cat(sizes).square_()).chunk(2)
+        right[: sum([len(size.biases) for size in self.sizes])].add_(1)
+        most, lost = max([side.shape[2] for side in sides]), None
+        if dtype is self.dtype:  # a vanished square may be multiplied by a huge one
+            lost = squares.sum(0).mul_(2 * most * torch.finfo(dtype).tiny)
+        return Norms((left * right).sum(0).to(self.dtype), lost, units=48 + most / 4 + left.shape[0])
+
+    def sums(self, c: Tensor) -> dict[str, Tensor]:
+        """(c ∘ left)ᵀ right of every layer, and the sum of c ∘ left for its bias."""
+        found: dict[str, Tensor] = {}
+        c = c.to(self.dtype).unsqueeze(1)
+        for left, right, weights, biases in self.sizes:
+            left = left * c
+            found.update(zip(weights, torch.bmm(left.mT, right).unbind(), strict=True))
+            if biases:
+                found.update(zip(biases, left.sum(1).unbind(), strict=True))
+        return found
 
 
-def _blocks(left: Tensor, right: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Form]:
-    """Outer products of factors (n, blocks, …), under the first one's name."""
-    shape = torch.Size((left.shape[1], left.shape[2], right.shape[2]))
-    outer = Outer(left.unsqueeze(2), right.unsqueeze(2), shape)
-    return {next(iter(shapes)): Stacked(outer, shapes)}
+Layer = tuple[Tensor, Tensor, Sequence[str]]  # left and right factor, names of weight and bias
 
 
-def stack_layers(
-    grads: Sequence[Tensor], inputs: Sequence[Tensor], weights: Mapping[str, torch.Size],
-    biases: Mapping[str, torch.Size],
-) -> dict[str, Form]:  # fmt: skip
-    """The forms of linear layers of one size, with one position per sample."""
-    left = torch.stack(list(grads), 1)
-    found = _blocks(left, torch.stack(list(inputs), 1), weights)
-    if biases:
-        found[next(iter(biases))] = Stacked(Dense(left.flatten(1)), biases)
+def join_layers(layers: Iterable[Layer]) -> Forms:
+    """Layers of factors (n, a) and (n, b), of one dtype side by side, under their first name."""
+    alike: dict[Any, dict[Any, list[Layer]]] = {}
+    for layer in layers:
+        left, right, names = layer
+        sizes = alike.setdefault((left.dtype, left.device), {})
+        sizes.setdefault((len(names), left.shape[1], right.shape[1]), []).append(layer)
+    found: Forms = {}
+    for some in alike.values():
+        joined = Layers([_side_by_side(some[size]) for size in sorted(some, reverse=True)])
+        found[joined.names[0]] = joined
     return found
 
 
-Group = dict[str, Form]
+def _side_by_side(layers: Sequence[Layer]) -> Size:
+    """Layers of one size."""
+    lefts, rights, names = zip(*layers, strict=True)
+    if len(layers) == 1:
+        return Size(lefts[0].unsqueeze(0), rights[0].unsqueeze(0), *zip(*names, strict=True))
+    return Size(torch.stack(lefts), torch.stack(rights), *zip(*names, strict=True))
 
 
-def _kinds(forms: Mapping[str, Form]) -> tuple[Group, list[Group], list[list[Group]]]:
-    """Forms by what is joined with what: none, products of one size, rows of one dtype.
+def _kinds(forms: Mapping[str, Form], *, squares: bool) -> tuple[Forms, Forms, list[Forms]]:
+    """Forms by what is joined with what: none, products of one position, rows of one dtype.
 
-    What is written out in a few calls is joined as rows, larger products by their size. The copies
-    take a quarter of the budget at most.
+    A product on its own is written out if it is small; others where ``squares`` are asked for.
+    Copies take a quarter of the budget at most.
     """
-    alone: dict[str, Form] = {}
-    rows: dict[Any, list[dict[str, Form]]] = {}
-    products: dict[Any, dict[str, Form]] = {}
+    alone: Forms = {}
+    products: Forms = {}
+    rows: dict[Any, Forms] = {}
     room = scratch() // 4
     for name, form in forms.items():
-        dtype, alike = form.dtype, (form.dtype, form.device)
-        count = _copied(form) if dtype in (torch.float32, torch.float64) else 0
-        if not 0 < count * dtype.itemsize <= room:
+        size = _copied(form, squares) * form.dtype.itemsize
+        if not 0 < size <= room:
             alone[name] = form
             continue
-        room -= count * dtype.itemsize
-        if isinstance(form, Outer) and form.given[0].dim() == 2:
-            products.setdefault((*alike, form.key()), {})[name] = form
+        room -= size
+        if _is_product(form):
+            products[name] = form
         else:
-            rows.setdefault(alike, []).append({name: form})
-    large: list[dict[str, Form]] = []
-    for (*alike, _), some in products.items():
-        short = sum(form.n * form.size for form in some.values()) <= JOINED
-        (rows.setdefault(tuple(alike), []) if short else large).append(some)
-    return alone, large, list(rows.values())
+            rows.setdefault((form.dtype, form.device), {})[name] = form
+    if len(products) == 1:
+        name, form = products.popitem()
+        short = form.n * form.size <= JOINED
+        (rows.setdefault((form.dtype, form.device), {}) if short else alone)[name] = form
+    return alone, products, [*rows.values()]
 
 
-def stack_forms(forms: Mapping[str, Form]) -> dict[str, Form]:
-    """The same forms, small ones of one dtype and device joined under the first one's name."""
-    found, products, rows = _kinds(forms)
-    for some in products:
-        found |= _stack_products(some)
-    for groups in rows:
-        joined = {name: form for some in groups for name, form in _stack_products(some).items()}
-        found |= {next(iter(joined)): _stack_rows(joined)} if len(joined) > 1 else joined
+def stack_forms(forms: Mapping[str, Form], *, squares: bool = True) -> Forms:
+    """The same forms, small ones of one dtype and device joined under the first one's name.
+
+    Sums alone are computed from the factors of what ``squares`` would be taken of as rows.
+    """
+    found, products, rows = _kinds(forms, squares=squares)
+    found |= join_layers([(*form.tensors(), (name,)) for name, form in products.items()])
+    for some in rows:
+        if len(some) == 1:
+            found |= some
+            continue
+        each = [form.dense() for form in some.values()]
+        flat = torch.cat([x if x.dim() == 2 else x.reshape(x.shape[0], -1) for x in each], 1)
+        found[next(iter(some))] = Stacked(flat, {name: form.shape for name, form in some.items()})
     return found
 
 
 def name_joined(forms: Mapping[str, Form]) -> dict[str, str]:
     """How norms of forms that are joined with others are computed."""
-    _, products, rows = _kinds(forms)
-    found = {name: "one position, joined" for some in products if len(some) > 1 for name in some}
-    for groups in rows:
-        some = {name: form for members in groups for name, form in members.items()}
+    _, products, rows = _kinds(forms, squares=True)
+    found = dict.fromkeys(products, "one position, joined")
+    for some in rows:
         for name, form in some.items() if len(some) > 1 else ():
             found[name] = "stored rows, joined" if isinstance(form, Dense) else "rows, joined"
     return found
 
 
-def _copied(form: Form) -> int:
+def _is_product(form: Form) -> bool:
+    """Whether a form is an outer product of one position and one block."""
+    return form.__class__ is Outer and form.given[0].dim() == 2
+
+
+def _copied(form: Form, written: bool) -> int:
     """Elements that are copied to join a form with others; 0 if it is not small."""
-    if isinstance(form, Dense):
-        return count if (count := form.values.numel()) <= JOINED else 0
-    if form.__class__ is not Outer:
+    kind = form.__class__
+    if kind not in _IN_A_FEW_CALLS or form.dtype not in _DTYPES:
         return 0
-    left, right = form.given
-    if left.dim() == 2:  # one position, one block
-        return count if (count := left.numel() + right.numel()) <= JOINED else 0
+    if kind is Dense or _is_product(form):
+        count = form.nbytes() // form.dtype.itemsize
+        return count if count <= JOINED else 0
+    if not written:
+        return 0
     count = form.n * form.size
     return count if count <= WRITTEN and form.work() <= WORK else 0
+
+
+_DTYPES = (torch.float32, torch.float64)
+_IN_A_FEW_CALLS = (Dense, Outer, Patches, Rows)

@@ -33,6 +33,8 @@ def pull_back_together(forms: Mapping[str, Form]) -> dict[str, Form]:
 
     Rows take half of the budget at most.
     """
+    if not any(isinstance(form, (Picked, Pullback, Total)) for form in forms.values()):
+        return {}
     found = _walk_shared_graphs(forms)
     room = scratch() // 2 - sum(form.nbytes() for form in found.values())
     for name, form in forms.items():
@@ -134,12 +136,13 @@ def _bytes_of_rows(form: Form) -> int:
 def kept_rows(forms: Mapping[str, Form], room: Callable[[int], int]) -> dict[str, Kept]:
     """Rows of the forms that save most for their size, in the room for so many bytes."""
     found: dict[str, Kept] = {}
-    gains = {name: work_saved(form) / max(1, _bytes_of_rows(form)) for name, form in forms.items()}
-    worth = [n for n in sorted(gains, key=gains.__getitem__, reverse=True) if gains[n] > 0]
-    left = room(sum(_bytes_of_rows(forms[name]) for name in worth)) if worth else 0
-    for name in worth:
-        form = forms[name]
-        if _bytes_of_rows(form) <= left:
-            left -= _bytes_of_rows(form)
-            found[name] = Kept(form.wide_dense())
+    gains = {name: saved for name, form in forms.items() if (saved := work_saved(form)) > 0}
+    if not gains:
+        return found
+    sizes = {name: _bytes_of_rows(forms[name]) for name in gains}
+    left = room(sum(sizes.values()))
+    for name in sorted(gains, key=lambda name: gains[name] / max(1, sizes[name]), reverse=True):
+        if sizes[name] <= left:
+            left -= sizes[name]
+            found[name] = Kept(forms[name].wide_dense())
     return found
