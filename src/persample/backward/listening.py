@@ -34,7 +34,8 @@ def listening(
     context.states.memories = []
     done, missed = False, None
     try:
-        with torch._C.DisableTorchFunction():  # one thread: recomputation has to see the mode
+        # one thread: recomputation has to see the mode, which would see this call, too
+        with torch._C.DisableTorchFunction():
             torch._C._set_multithreading_enabled(False)
         with watching(context.mode):
             yield

@@ -48,7 +48,7 @@ class Values:
 
 def some_elements(tensor: Tensor) -> Tensor:
     """A view of elements all over a tensor; of one line, where there are gaps in its memory."""
-    flat, extent = tensor.detach(), tensor.numel()
+    flat, extent = tensor.detach() if tensor.requires_grad else tensor, tensor.numel()
     if not tensor.is_contiguous():
         pairs = zip(tensor.shape, tensor.stride(), strict=True)
         extent = 1 + sum((size - 1) * stride for size, stride in pairs)

@@ -28,9 +28,6 @@ class Consumer:
     def take(self, contribution: Contribution, parts: Parts) -> None:
         """One use's gradients; ``parts`` gives those of the parameters behind its operand."""
 
-    def finish(self) -> None:
-        """The pass is over, and nothing was wrong with it."""
-
     def rollback(self) -> None:
         """The pass failed: forget what it brought."""
 
