@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from ..forms import JOINED, Dense, Form, Layer, Outer, join_layers
-from ..uses import Operand, Use, versions
+from ..uses import Firing, Operand, Use, versions
 from .contribution import Contribution
+from .rule_choice import forms_of
 
 _DTYPES = (torch.float32, torch.float64)
 
@@ -46,9 +47,12 @@ class Waiting:
 
     def contributions(self) -> list[Contribution]:
         """Its forms, as if it had not waited."""
+        x, grad = self.watched
+        forms, rule = forms_of(self.use, Firing((x,), (grad,)), x.shape[0], {}, positions=False)
         found = []
-        for operand, form in zip(self.use.operands, _forms([self]), strict=True):
-            found.append(Contribution(self.use, operand, form, self.use.operator, None))
+        for operand, form in zip(self.use.operands, forms, strict=True):
+            assert isinstance(form, Form)
+            found.append(Contribution(self.use, operand, form, rule, None))
             found[-1].keep()
         return found
 

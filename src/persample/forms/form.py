@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .cost import Plan, scratch, spans
-from .rounding import RUN, Norms, fine_dtype, units
+from .rounding import CUT, RUN, Norms, fine_dtype, units
 from .sketch import Sketch
 
 
@@ -92,11 +92,11 @@ def row_sq_norms(rows: Tensor) -> Tensor:
     flat = flat_rows(rows)
     if flat.stride(1) != 1:  # numbers that are not side by side would be added up in one lane
         flat = flat.contiguous()
-    whole = flat.shape[1] // RUN * RUN
-    if not whole:
+    if flat.shape[1] <= RUN:
         size: Tensor = torch.linalg.vector_norm(flat, dim=1)
         return size.square_()
-    runs = flat[:, :whole].reshape(flat.shape[0], whole // RUN, RUN)
+    whole = flat.shape[1] // CUT * CUT
+    runs = flat[:, :whole].reshape(flat.shape[0], whole // CUT, CUT)
     found: Tensor = torch.linalg.vector_norm(runs, dim=2).square_().sum(1)
     if whole < flat.shape[1]:
         found += torch.linalg.vector_norm(flat[:, whole:], dim=1).square_()

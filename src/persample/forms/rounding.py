@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 RUN = 4096  # squares that are added up in one go
+CUT = 512  # how many of them at a time where there are more
 _BLOCK = 256  # terms that a matrix product adds up one after the other
 THIN = 16  # a result that is narrower is added up without blocks
 
@@ -80,7 +81,7 @@ def units(size: int) -> float:
     One large square swallows all small ones that come after it in the same lane and run. There are
     four lanes at least.
     """
-    return 16 + min(size, RUN) / 8
+    return 16 + (size if size <= RUN else CUT) / 8
 
 
 def fine_dtype(device: torch.device) -> torch.dtype:

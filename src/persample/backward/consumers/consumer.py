@@ -61,6 +61,11 @@ class Kept(Consumer):
         self.entries.append(waiting)
         self.changes += 1
 
+    def finish(self) -> None:
+        """What waits alone has nothing to be joined with."""
+        if len(self.waiting()) == 1:
+            self._settle()
+
     @property
     def contributions(self) -> list[Contribution]:
         """All of them: nothing waits any longer."""
