@@ -187,9 +187,9 @@ class Passes:
             if not options.loop:
                 raise
             backward.trouble = error
-        if backward.trouble is None and lean is not None:
+        if backward.trouble is None:
             with torch._C.DisableTorchFunction(), torch.no_grad(), uncast():
-                lean.finish()
+                self._collector.consumer.finish()
         if backward.trouble is None and lean is not None:
             drawn = random is not None and not user_code.exposed and random.changed()
             self._guards.comparison.finish(random=drawn)
