@@ -23,6 +23,10 @@ class Written(Consumer):
 
     def take(self, contribution: Contribution, parts: Parts) -> None:
         """Add a use's rows; where code of the user's own follows, all uses wait for each other."""
+        name = contribution.operand.name
+        if name is not None and name in self.selected:  # nothing between the use and its parameter
+            self._add(name, contribution.form)
+            return
         for name, form in parts(contribution):
             if isinstance(form, Joint):
                 self.waiting.setdefault(name, []).append(form)
@@ -66,7 +70,7 @@ def _fresh(form: Form) -> Tensor:
     both and the input's gradient are held.
     """
     if not isinstance(form, Patches) or len(form.shape) < 5:
-        return form.fresh()
+        return form.hand_over()
     rows = form.grad.new_empty((form.n, *form.shape), dtype=wide(form.dtype))
     with within(form.n * form.row_bytes() // _PARTS):
         return form.write(rows)
