@@ -148,8 +148,13 @@ class Collector:
                 continue
             if isinstance(form, OfTable):
                 operand, form = table_behind(operand, self._selected), form.rows
-            if form is not None:
-                self._hand(Contribution(use, operand, form, name, kept))
+            if form is None:
+                continue
+            contribution = Contribution(use, operand, form, name, kept)
+            if self._sharded:
+                self._write_out(contribution)
+            else:
+                consumer.take(contribution, self._parts)
 
     def _reaches_nobody(self, use: Use, grads: Sequence[Tensor | None]) -> bool:
         """Whether rows of no sample, or of one that was guessed, received a gradient."""
@@ -176,11 +181,8 @@ class Collector:
                     return True
         return False
 
-    def _hand(self, contribution: Contribution) -> None:
-        """Hand over a contribution; memory of sharded parameters is gone after backward."""
-        if not self._sharded:
-            self.consumer.take(contribution, self._parts)
-            return
+    def _write_out(self, contribution: Contribution) -> None:
+        """Hand over a contribution whose parameters' memory is gone after backward."""
         each = written_out(contribution, self._selected)
         if each is None:
             self._context.backward.refuse(gone(contribution.use))

@@ -23,9 +23,9 @@ class Written(Consumer):
 
     def take(self, contribution: Contribution, parts: Parts) -> None:
         """Add a use's rows; where code of the user's own follows, all uses wait for each other."""
-        name = contribution.operand.name
-        if name is not None and name in self.selected:  # nothing between the use and its parameter
-            self._add(name, contribution.form)
+        own = contribution.operand.name
+        if own is not None and own in self.selected:  # nothing between the use and its parameter
+            self._add(own, contribution.form)
             return
         for name, form in parts(contribution):
             if isinstance(form, Joint):
@@ -56,11 +56,6 @@ class Written(Consumer):
             form.add_to(known)
         else:
             self.rows[name] = known.to(wide(form.dtype)) + form.wide_dense()
-
-    def finished(self, name: str) -> Tensor:
-        """The rows in the parameter's dtype."""
-        rows, dtype = self.rows[name], self.selected[name].dtype
-        return rows if rows.dtype is dtype else rows.to(dtype)
 
 
 def _fresh(form: Form) -> Tensor:
