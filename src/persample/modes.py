@@ -66,12 +66,16 @@ def above(modes: list[TorchFunctionMode]) -> None:
         _push_mode(mode)
 
 
-@contextlib.contextmanager
-def watching(mode: TorchFunctionMode) -> Iterator[None]:
+def watching(mode: TorchFunctionMode) -> contextlib.AbstractContextManager[Any]:
     """The mode, switched on if it is not (after the block, or while it handles a call)."""
-    if mode in _get_current_function_mode_stack():
-        yield
-        return
+    stack = _get_current_function_mode_stack()
+    if not stack:
+        return mode
+    return contextlib.nullcontext() if mode in stack else _among(mode)
+
+
+@contextlib.contextmanager
+def _among(mode: TorchFunctionMode) -> Iterator[None]:
     modes = below(mode)
     with mode:
         above(modes)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -46,15 +45,6 @@ class Collector:
         """Hand forms to another consumer from now on, and forget those of the one before."""
         self.consumer.clear()
         self.consumer = consumer
-
-    @contextlib.contextmanager
-    def into(self, consumer: Consumer) -> Iterator[None]:
-        """Hand forms to another consumer for a while."""
-        before, self.consumer = self.consumer, consumer
-        try:
-            yield
-        finally:
-            self.consumer = before
 
     # ------------------------------------------------------------------ forward
 
@@ -142,10 +132,11 @@ class Collector:
             return
         if user_code.by_hand:
             forget_lookups(use, user_code.by_hand)
-        if use.alone and not options.positions and not self._sharded:
+        consumer = self.consumer
+        if use.alone and isinstance(consumer, Kept) and not (options.positions or self._sharded):
             waiting = wait(use, saved[0], scaled[0], context.n)
-            if waiting is not None and isinstance(self.consumer, Kept):
-                self.consumer.wait(waiting)
+            if waiting is not None:
+                consumer.wait(waiting)
                 return
         firing, positions = Firing(saved, scaled), options.positions
         forms, name = forms_of(use, firing, context.n or 0, options.rules, positions=positions)
@@ -157,8 +148,13 @@ class Collector:
                 continue
             if isinstance(form, OfTable):
                 operand, form = table_behind(operand, self._selected), form.rows
-            if form is not None:
-                self._hand(Contribution(use, operand, form, name, kept))
+            if form is None:
+                continue
+            contribution = Contribution(use, operand, form, name, kept)
+            if self._sharded:
+                self._write_out(contribution)
+            else:
+                consumer.take(contribution, self._parts)
 
     def _reaches_nobody(self, use: Use, grads: Sequence[Tensor | None]) -> bool:
         """Whether rows of no sample, or of one that was guessed, received a gradient."""
@@ -185,11 +181,8 @@ class Collector:
                     return True
         return False
 
-    def _hand(self, contribution: Contribution) -> None:
-        """Hand over a contribution; memory of sharded parameters is gone after backward."""
-        if not self._sharded:
-            self.consumer.take(contribution, self._parts)
-            return
+    def _write_out(self, contribution: Contribution) -> None:
+        """Hand over a contribution whose parameters' memory is gone after backward."""
         each = written_out(contribution, self._selected)
         if each is None:
             self._context.backward.refuse(gone(contribution.use))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -18,11 +17,11 @@ from .collector import Collector
 Roots = Sequence[Tensor | GradientEdge]
 
 
-@contextlib.contextmanager
-def listening(
-    context: Context, collector: Collector, guards: Guards, factor: float, *, retain: bool
-) -> Iterator[None]:
-    """Taps are listened to; native gradients that reach a parameter are caught and undone."""
+def listen(
+    context: Context, collector: Collector, guards: Guards, factor: float, roots: Roots,
+    seeds: Sequence[Tensor], ends: Roots = (), *, retain: bool,
+) -> None:  # fmt: skip
+    """Run it; native gradients that reach a parameter are caught and undone."""
     backward, consumer = context.backward, collector.consumer
     with torch._C.DisableTorchFunction():
         escapes = Escapes(context)
@@ -38,7 +37,7 @@ def listening(
         with torch._C.DisableTorchFunction():
             torch._C._set_multithreading_enabled(False)
         with watching(context.mode):
-            yield
+            engine(roots, seeds, retain, ends)
         with torch._C.DisableTorchFunction():
             guards.pass_ends()
         done = backward.trouble is None

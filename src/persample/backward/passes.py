@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -22,7 +23,7 @@ from .collector import Collector
 from .consumers.consumer import Consumer, Kept, Looped
 from .consumers.lean import Lean, Visitor
 from .kept_forms import add_to_grad, write_grad
-from .listening import Roots, engine, listening
+from .listening import Roots, engine, listen
 from .loss_checks import (
     expect_followed,
     expect_history,
@@ -43,6 +44,7 @@ class Passes:
         self._context, self._inputs = context, inputs
         self._collector, self._guards = collector, guards
         self._one_by_one = OneByOne(context, collector)
+        self._listen = functools.partial(listen, context, collector, guards)
 
     def run(self, losses: Tensor, *, scale: float | Tensor | None, retain_graph: bool) -> None:
         """The body of ``Tape.backward``."""
@@ -181,8 +183,7 @@ class Passes:
         random = RandomState(losses.device) if lean is not None else None
         ends: Roots = [ANCHOR, *user_code.edges()] if options.native else ()
         try:
-            with listening(context, self._collector, self._guards, factor, retain=keep):
-                engine([losses], [seed], keep, ends)
+            self._listen(factor, [losses], [seed], ends, retain=keep)
         except PersampleError as error:
             if not options.loop:
                 raise
@@ -222,12 +223,8 @@ class Passes:
         lean.show(chosen, linear=linear, patient=self._context.user_code.reentrant)
         try:
             # questions run with the recorder switched off; recomputation must see it
-            with (
-                torch._C._EnableTorchFunction(),
-                recast(lean.autocast),
-                listening(self._context, self._collector, self._guards, factor, retain=keep),
-            ):
-                engine([edge], [seed], keep)
+            with torch._C._EnableTorchFunction(), recast(lean.autocast):
+                self._listen(factor, [edge], [seed], retain=keep)
             if backward.trouble is not None:
                 raise backward.trouble
             with torch.no_grad():  # forms that waited may hold what a recomputation saved
@@ -275,11 +272,12 @@ class Passes:
         unfollowed = expect_followed(self._context, nodes)
         if unfollowed is not None:
             raise unfollowed
-        with (
-            self._collector.into(consumer),
-            listening(self._context, self._collector, self._guards, 1.0, retain=retain),
-        ):
-            engine(roots, seeds, retain)
+        collector = self._collector
+        before, collector.consumer = collector.consumer, consumer
+        try:
+            self._listen(1.0, roots, seeds, retain=retain)
+        finally:
+            collector.consumer = before
         if self._context.backward.trouble is not None:
             raise self._context.backward.trouble
 

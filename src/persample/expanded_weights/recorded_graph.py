@@ -22,7 +22,7 @@ from ..inputs.containers import mapped
 from ..layouts.layout import CONSTANT, Mixed
 from ..recording.recorder import Recording
 from ..uses.context import ANCHOR, Options
-from ..uses.tensor_states import Derived, version
+from ..uses.tensor_states import Derived, versions
 from .detached import Detached, rewrite
 from .own import use_own_rules
 from .sample_batch import Batch
@@ -84,14 +84,19 @@ class RecordedGraph:
                 if getattr(parameter, "grad_sample", None) is not before[name]:
                     parameter.grad_sample = before[name]  # type: ignore[attr-defined]
             raise
+        count, mean = self.batch.rows, self.batch.loss_reduction == "mean"
         with torch._C.DisableTorchFunction():  # gradients are off in a backward pass
             written.finish()
-            for name in written.rows:
-                rows = written.finished(name)
-                if self.batch.loss_reduction == "mean":
-                    rows *= self.batch.rows
-                accumulate(selected[name], filled_up(rows, self.batch.rows))
-        self.written = {n: getattr(p, "grad_sample", None) for n, p in selected.items()}
+            for name, rows in written.rows.items():
+                weight = selected[name]
+                if rows.dtype is not weight.dtype:
+                    rows = rows.to(weight.dtype)
+                if mean:
+                    rows *= count
+                if rows.shape[0] < count:
+                    rows = filled_up(rows, count)
+                accumulate(weight, rows)
+        self.written = _grad_samples(selected)
 
     def _expect(self, used: Any) -> None:
         """Refuse gradients of outputs that are not one sample's each, or a sum over samples."""
@@ -110,19 +115,23 @@ class RecordedGraph:
 
     def _expect_current(self, selected: Mapping[str, Tensor]) -> dict[str, Tensor | None]:
         """Refuse parameters of another step; the rows that are there."""
-        found = {}
-        for name, parameter in selected.items():
-            now = version(parameter)
-            if now != self.versions.get(name, now):
+        before = self.versions
+        for name, now in zip(selected, versions(selected.values()), strict=True):
+            if now != before.get(name, now):
                 raise StaleError(
                     f"the parameter {name!r} was modified between forward and backward",
                     why="its per-sample gradients would be those of another forward",
                     fix="call backward() before optimizer.step()",
                 )
-            found[name] = known = getattr(parameter, "grad_sample", None)
-            if known is not None and not self.shared and self.written.get(name) is not known:
+        found = _grad_samples(selected)
+        for name, known in found.items() if not self.shared else ():
+            if known is not None and self.written.get(name) is not known:
                 raise multiple_calls(name)
         return found
+
+
+def _grad_samples(selected: Mapping[str, Tensor]) -> dict[str, Tensor | None]:
+    return {name: getattr(p, "grad_sample", None) for name, p in selected.items()}
 
 
 def multiple_calls(name: str) -> UsageError:
@@ -237,7 +246,7 @@ def _in_one_node(
     selected = context.parameters.selected
     edges = [get_gradient_edge(out) for out in outputs]
     recorded = RecordedGraph(recording, batch, inputs.leaves, edges, states, shared)
-    recorded.versions = {name: version(p) for name, p in selected.items()}
+    recorded.versions = dict(zip(selected, versions(selected.values()), strict=True))
     made = Node.apply(ANCHOR, recorded, outputs, *inputs.outer)
     found = dict(zip(map(id, outputs), made, strict=True))
     for tensor, given in written:

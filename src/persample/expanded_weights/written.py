@@ -23,6 +23,10 @@ class Written(Consumer):
 
     def take(self, contribution: Contribution, parts: Parts) -> None:
         """Add a use's rows; where code of the user's own follows, all uses wait for each other."""
+        own = contribution.operand.name
+        if own is not None and own in self.selected:  # nothing between the use and its parameter
+            self._add(own, contribution.form)
+            return
         for name, form in parts(contribution):
             if isinstance(form, Joint):
                 self.waiting.setdefault(name, []).append(form)
@@ -53,11 +57,6 @@ class Written(Consumer):
         else:
             self.rows[name] = known.to(wide(form.dtype)) + form.wide_dense()
 
-    def finished(self, name: str) -> Tensor:
-        """The rows in the parameter's dtype."""
-        rows, dtype = self.rows[name], self.selected[name].dtype
-        return rows if rows.dtype is dtype else rows.to(dtype)
-
 
 def _fresh(form: Form) -> Tensor:
     """Rows in memory of their own; those of conv3d for some samples at a time.
@@ -66,7 +65,7 @@ def _fresh(form: Form) -> Tensor:
     both and the input's gradient are held.
     """
     if not isinstance(form, Patches) or len(form.shape) < 5:
-        return form.fresh()
+        return form.hand_over()
     rows = form.grad.new_empty((form.n, *form.shape), dtype=wide(form.dtype))
     with within(form.n * form.row_bytes() // _PARTS):
         return form.write(rows)

@@ -12,14 +12,14 @@ from .sketch import Sketch
 
 
 class Dense(Form):
-    """gᵢ is row i of a tensor (n, *shape)."""
+    """gᵢ is row i of a tensor (n, *shape); ``made``: for this form, nobody else has its memory."""
 
-    __slots__ = ("values",)
+    __slots__ = ("made", "values")
 
-    def __init__(self, values: Tensor) -> None:
+    def __init__(self, values: Tensor, *, made: bool = False) -> None:
         shape = values.shape
         self.n, self.shape, self.dtype = shape[0], shape[1:], values.dtype
-        self.device, self.values = values.device, values
+        self.device, self.values, self.made = values.device, values, made
 
     def dense(self, first: int = 0, last: int | None = None) -> Tensor:
         """The rows themselves, or a view of some."""
@@ -28,6 +28,10 @@ class Dense(Form):
     def owns(self, rows: Tensor) -> bool:
         """Dense rows are handed out as they are."""
         return shares_memory(rows, [self.values])
+
+    def hand_over(self) -> Tensor:
+        """What was made for this form goes as it is."""
+        return self.values if self.made and self.values.is_contiguous() else self.fresh()
 
     def plan(self) -> Plan:
         """Squares of what is there."""

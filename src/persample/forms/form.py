@@ -174,6 +174,10 @@ class Form:
         rows = self.dense().contiguous()
         return rows.clone() if self.owns(rows) else rows
 
+    def hand_over(self) -> Tensor:
+        """Dense rows in memory of their own, of a form that is not asked again."""
+        return self.fresh()
+
     def write(self, out: Tensor) -> Tensor:
         """Dense rows into a given buffer (n, *shape)."""
         for first, last, rows in self.rows():

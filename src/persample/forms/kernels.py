@@ -1,8 +1,9 @@
-"""Kernels of equal results: outer products, tried on the processor at hand, and zeros.
+"""Kernels of equal results, tried on the processor at hand: outer products, and zeros.
 
 Which of two kernels is faster can differ by a factor of two between processors. They are tried
-once per process, dtype and number of threads, on memory of their own, when the first large product
-is asked for. Only kernels that round alike compete, so a choice changes no number and no bound.
+once per process, dtype and number of threads, when the first large result is asked for: products on
+memory of their own, zeros on the result. Only kernels that round alike compete, so a choice changes
+no number and no bound.
 """
 
 from __future__ import annotations
@@ -10,32 +11,44 @@ from __future__ import annotations
 import ctypes
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 Product = Callable[..., Tensor]
-Class = tuple[torch.dtype, int]
+Class = tuple[torch.dtype | None, int]
 LARGE = 1 << 24  # elements of a result below which a broadcast product is taken untried
 _TRIAL = 1 << 23  # elements that a trial writes, several times
 _ROUNDS = 5
-_GAIN = 0.95  # the broadcast product must be faster by this: a trial is noisy
 BROADCAST, MATRIX = "broadcast product", "matrix product"
 _KERNELS: dict[str, Product] = {BROADCAST: torch.mul, MATRIX: torch.bmm}
 _chosen: dict[Class, str] = {}
-_CLEARED = 1 << 23  # bytes above which the system clears memory faster than one thread's stores
+_CLEARED = 1 << 23  # bytes below which memory is cleared by stores, untried
+
+
+def _by_system(out: Tensor) -> None:
+    """As the C library does it: on some processors, memory is not read first."""
+    ctypes.memset(out.data_ptr(), 0, out.nbytes)
+
+
+_CLEARING: dict[str, Callable[[Tensor], Any]] = {"stores": Tensor.zero_, "memset": _by_system}
 
 
 def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """New zeros; much memory is cleared without being read first, as the C library does it."""
+    """New zeros; how much memory is cleared fastest by one thread is tried on the first."""
     size = math.prod(shape) * dtype.itemsize
     if size < _CLEARED or device.type != "cpu" or torch.get_num_threads() > 1:
         return torch.zeros(shape, dtype=dtype, device=device)
     out = torch.empty(shape, dtype=dtype, device=device)
     if type(out) is not Tensor:  # a mode made it: there may be no memory
         return out.zero_()
-    ctypes.memset(out.data_ptr(), 0, size)
+    found = _chosen.get((None, 1))
+    if found is None:
+        _chosen[None, 1] = _fastest(_CLEARING, out)
+    else:
+        _CLEARING[found](out)
     return out
 
 
@@ -70,15 +83,18 @@ def _may_try(column: Tensor) -> bool:
 
 
 def _tried(dtype: torch.dtype, a: int, b: int) -> str:
-    """The faster kernel: in turn, into one buffer, the shortest times."""
+    """The faster kernel, into one buffer."""
     n = max(1, _TRIAL // (a * b))
     out = torch.zeros(n, a, b, dtype=dtype, device="cpu")
-    column, row = out.new_ones(n, a, 1), out.new_ones(n, 1, b)
-    seconds: dict[str, list[float]] = {name: [] for name in _KERNELS}
+    return _fastest(_KERNELS, out.new_ones(n, a, 1), out.new_ones(n, 1, b), out=out)
+
+
+def _fastest(kernels: Mapping[str, Callable[..., Any]], *args: Tensor, **kwargs: Tensor) -> str:
+    """The kernel with the shortest time, in turn."""
+    seconds: dict[str, list[float]] = {name: [] for name in kernels}
     for _ in range(_ROUNDS):
-        for name, kernel in _KERNELS.items():
+        for name, kernel in kernels.items():
             start = time.perf_counter()
-            kernel(column, row, out=out)
+            kernel(*args, **kwargs)
             seconds[name].append(time.perf_counter() - start)
-    best = {name: min(found) for name, found in seconds.items()}
-    return BROADCAST if best[BROADCAST] < _GAIN * best[MATRIX] else MATRIX
+    return min(kernels, key=lambda name: min(seconds[name]))

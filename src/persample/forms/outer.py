@@ -123,6 +123,10 @@ class Outer(Form):
         rows = matrices(left, right)
         return rows if rows.shape[1:] == self.shape else rows.reshape(rows.shape[0], *self.shape)
 
+    def owns(self, rows: Tensor) -> bool:
+        """Products are new memory, unless they are zeros without any."""
+        return rows._is_zerotensor()
+
     def rows_by(self) -> str:
         """The kernel of one position, tried on this processor where it is large."""
         if self.t != 1:

@@ -43,6 +43,10 @@ class Rows(TableRows):
         values = self.values.masked_fill(mask, 0)
         return Rows(None if self.even else self.sample, self.index, values, self.n, self.shape)
 
+    def owns(self, rows: Tensor) -> bool:
+        """Sums are new memory."""
+        return False
+
     def wide_dense(self, first: int = 0, last: int | None = None) -> Tensor:
         """Rows added into zeros, in float32 at least."""
         count = (self.n if last is None else last) - first

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from ..errors import UsageError
-from ..layouts import Constant, Layout, closed, explicit, ids_of
+from ..layouts import CONSTANT, Constant, Layout, closed, explicit, ids_of
 from ..uses import COMPUTED, Context, Mark, transformed
 from .batch_size import Guess
 from .input_trees import (
@@ -85,7 +85,24 @@ class Inputs:
     def begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Take the arguments of the only call to come: no module has to announce it."""
         self._begun = True
-        self._take(module, args, kwargs)
+        if len(args) != 1 or kwargs or not self._take_only(args[0]):
+            self._take(module, args, kwargs)
+
+    def _take_only(self, value: Any) -> bool:
+        """The same for the usual call: its only argument is a tensor of the samples."""
+        context, dim = self._context, self.dim
+        if value.__class__ is not Tensor or value.layout is not torch.strided or value.is_nested:
+            return False
+        if self.names or value.dim() <= dim or value.shape[dim] != context.n or transformed(value):
+            return False
+        if not isinstance(context.look(value) or CONSTANT, Constant):
+            return False
+        context.caller.add(value)
+        context.user_code.expose(value)
+        context.states.put(value, closed(dim))
+        context.states.table[id(value)].batches = context.batches.enter(())
+        self._guessed[id(value)] = value
+        return True
 
     def install(self, modules: Iterable[nn.Module]) -> None:
         """Hook all of them (undone when the block ends, and while a module runs)."""

@@ -36,7 +36,9 @@ def _shift(left: Tensor, grad: Tensor, layout: Layout, operand: Operand, n: int)
         return unbroadcast(grad, layout, operand, n)
     if left.dim() == 2:
         return Dense(left)
-    return Dense(left.sum(1, dtype=wide(left.dtype)) if left.shape[1] != 1 else left[:, 0])
+    if left.shape[1] == 1:
+        return Dense(left[:, 0])
+    return Dense(left.sum(1, dtype=wide(left.dtype)), made=True)
 
 
 @rule("linear")

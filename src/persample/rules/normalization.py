@@ -52,7 +52,7 @@ def _trailing(
         found = _one_by_one(rows, *each, shifts=not all(scaled))
         return [Dense(found[not scale]) for scale in scaled]
     return [
-        Dense(_scale_gradients(rows, *each) if scale else rows.sum(1, dtype=dtype))
+        Dense(_scale_gradients(rows, *each) if scale else rows.sum(1, dtype=dtype), made=True)
         for scale in scaled
     ]
 
@@ -167,10 +167,8 @@ def _group_scale_and_shift(
     )[1:]
     moved = remap(layout, [0, 1] + [None] * (grad.dim() - 2), 2)
     return [
-        Dense(
-            by_sample(rows[operand.value is not weight].view(images, channels), moved, n, 1).sum(1)
-        )
-        for operand in use.operands
+        Dense(by_sample(each.view(images, channels), moved, n, 1).sum(1), made=True)
+        for each in [rows[operand.value is not weight] for operand in use.operands]
     ]
 
 
@@ -196,5 +194,5 @@ def _channels(use: Use, firing: Firing, weight: Tensor | None, normalised: Tenso
         elif rank > 2:
             product = product.movedim(1, -1)
         rows = by_sample(product, moved, n, 1)
-        found.append(Dense(rows.sum(1, dtype=wide(grad.dtype))))
+        found.append(Dense(rows.sum(1, dtype=wide(grad.dtype)), made=True))
     return found
