@@ -153,7 +153,7 @@ def gather_colours(
 ) -> Layout | None:
     """Colours when every operand says where each of its axes goes (None: lost)."""
     held = [(layout, t, places) for t, places in operands if (layout := call.layout(t)) is not None]
-    result = call.merge(*[_place(*each, out, call.n) for each in held], out=out)
+    result = call.merge(*[place(*each, out, call.n) for each in held], out=out)
     if not {id(tensor) for tensor, _ in operands}.issuperset(call.layouts):
         raise Mixing(f"{call.name}: an argument holds samples that is shared by all rows")
     return result
@@ -176,7 +176,7 @@ def carry_each(
     ]
 
 
-def _place(layout: Layout, tensor: Tensor, places: Places, out: Tensor, n: int) -> Layout:
+def place(layout: Layout, tensor: Tensor, places: Places, out: Tensor, n: int) -> Layout:
     """Move a layout to the result's axes, and check the sizes."""
     moved = remap(layout, places, out.dim())
     if moved.ids is None:
