@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import Mixing
-from .layout import Layout, State, align, explicit, ids_of, merge, remap
+from .layout import Layout, State, align, explicit, ids_of, merge, place
 from .reshaping import squeeze_colours
 
 Result = State | None
@@ -43,13 +43,6 @@ class Call:
             if name in self.kwargs:
                 return self.kwargs[name]
         return default
-
-    def ints(self, index: int, *names: str) -> tuple[int, ...]:
-        """Integers given as a sequence or as the remaining positional arguments."""
-        value = self.arg(index, *names)
-        if isinstance(value, Iterable) and not isinstance(value, Tensor):
-            return tuple(int(v) for v in value)
-        return tuple(int(v) for v in self.args[index:]) or (int(value),)
 
     @property
     def first(self) -> Tensor:
@@ -152,8 +145,8 @@ def gather_colours(
     call: Call, operands: Sequence[tuple[Any, Places]], out: Tensor
 ) -> Layout | None:
     """Colours when every operand says where each of its axes goes (None: lost)."""
-    held = [(layout, t, places) for t, places in operands if (layout := call.layout(t)) is not None]
-    result = call.merge(*[place(*each, out, call.n) for each in held], out=out)
+    held = [(layout, t.shape, to) for t, to in operands if (layout := call.layout(t)) is not None]
+    result = call.merge(*[place(*each, out.shape, call.n) for each in held], out=out)
     if not {id(tensor) for tensor, _ in operands}.issuperset(call.layouts):
         raise Mixing(f"{call.name}: an argument holds samples that is shared by all rows")
     return result
@@ -174,18 +167,6 @@ def carry_each(
         else carry(call, operands, out, trailing(out, core))
         for out, core in zip(call.out, cores, strict=False)
     ]
-
-
-def place(layout: Layout, tensor: Tensor, places: Places, out: Tensor, n: int) -> Layout:
-    """Move a layout to the result's axes, and check the sizes."""
-    moved = remap(layout, places, out.dim())
-    if moved.ids is None:
-        size = tensor.shape[layout.axis]
-        if out.shape[moved.axis] != size and not (size == 1 and n == 1):
-            raise Mixing(
-                f"the axis that holds the samples changes from {size} to {out.shape[moved.axis]}"
-            )
-    return moved
 
 
 def elementwise(call: Call) -> Layout | None:

@@ -129,7 +129,7 @@ def _closed_form(ids: Tensor, n: int, *, bold: bool = False) -> int | None:
     """
     size = ids.numel()
     if n == 0 or size == 0 or size % n:
-        return None
+        return 1 if n == size == 0 else None  # there is nothing to colour
     wild = ids < 0
     if not bold and bool(wild.any()):
         return None
@@ -162,21 +162,12 @@ def by_position(ids: Tensor, n: int) -> Layout | None:
     return None
 
 
-def axis_ids(layout: Layout, size: int, n: int, device: torch.device) -> Tensor:
-    """The colour of every index of a closed layout's axis."""
-    count, index = max(n, 1), torch.arange(size, device=device)
-    if layout.inner != 1:
-        index = index // layout.inner
-    return index % count if size > count * layout.inner else index
-
-
 def ids_of(layout: Layout, shape: Shape, n: int, device: torch.device) -> Tensor:
     """Colours as a tensor of the rank of ``shape``, broadcastable to it."""
     if layout.ids is not None:
         return layout.ids
-    view = [1] * len(shape)
-    view[layout.axis] = shape[layout.axis]
-    return axis_ids(layout, shape[layout.axis], n, device).view(view)
+    index = torch.arange(shape[layout.axis], device=device) // layout.inner % max(n, 1)
+    return index.view([-1 if d == layout.axis else 1 for d in range(len(shape))])
 
 
 def remap(layout: Layout, places: Sequence[int | None], rank: int) -> Layout:
@@ -189,14 +180,26 @@ def remap(layout: Layout, places: Sequence[int | None], rank: int) -> Layout:
         if place is None:
             raise Mixing("the operator acts across the axis that holds the samples")
         return closed(place, layout.inner)
-    view, ids = [1] * rank, layout.ids
+    ids = layout.ids
     kept = sorted((place, d) for d, place in enumerate(places) if place is not None)
     lost = [d for d, place in enumerate(places) if place is None]
     for d in lost:
         ids = _one_colour(ids, d)
+    view = [1] * rank
     for place, d in kept:
         view[place] = ids.shape[d]
     return Layout(0, 1, ids.permute([*lost, *(d for _, d in kept)]).reshape(view))
+
+
+def place(layout: Layout, shape: Shape, places: Sequence[int | None], out: Shape, n: int) -> Layout:
+    """The same in a tensor of shape ``out``, where the samples' axis keeps its size."""
+    moved = remap(layout, places, len(out))
+    if moved.ids is None and out[moved.axis] != (size := shape[layout.axis]):
+        if size != 1 or n != 1:
+            raise Mixing(
+                f"the axis that holds the samples changes from {size} to {out[moved.axis]}"
+            )
+    return moved
 
 
 def _one_colour(ids: Tensor, axis: int) -> Tensor:
@@ -213,16 +216,10 @@ def _one_colour(ids: Tensor, axis: int) -> Tensor:
 def align(layout: Layout, shape: Shape, out: Shape, n: int) -> Layout:
     """Right-aligned broadcasting of ``shape`` to ``out``."""
     shift = len(out) - len(shape)
-    if layout.ids is None:
-        size, place = shape[layout.axis], layout.axis + shift
-        if place < 0 or (out[place] != size and not (size == 1 and n == 1)):
-            raise Mixing("the axis that holds the samples does not survive broadcasting")
-        return layout if shift == 0 else closed(place, layout.inner)
-    if shift == 0:
+    if layout.ids is not None and shift == 0:
         return layout
-    if shift < 0:
-        raise Mixing("the result has fewer axes than the tensor that holds the samples")
-    return Layout(0, 1, layout.ids.view((1,) * shift + tuple(layout.ids.shape)))
+    places = [d + shift if d + shift >= 0 else None for d in range(len(shape))]
+    return place(layout, shape, places, out, n)
 
 
 def merge(one: Layout, two: Layout, shape: Shape, n: int) -> Layout:

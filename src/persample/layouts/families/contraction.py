@@ -96,12 +96,8 @@ def sparse_product(call: Call) -> Result:
     """A sparse constant from the left: a row is of the sample whose rows it adds up."""
     a, b, out = call.args[0], call.args[1], call.out
     layout = call.layout(b)
-    if layout is None or call.layout(a) is not None:
-        raise Mixing("the sparse factor of a product holds samples")
-    if 0 not in layout.axes:
-        return gather_colours(call, [(b, [None, *range(1, b.dim())])], out)
-    if layout.axes != (0,):
-        raise Mixing("a sparse product with samples on several axes")
+    if layout is None or call.layout(a) is not None or layout.axes != (0,):
+        raise Mixing("a sparse product follows samples in the rows of its dense factor alone")
     rows, columns = a.to_sparse_coo().coalesce().indices()
     why = "a row of the sparse factor adds up rows of several samples"
     found = colour_groups(rows, call.colours(b).flatten()[columns], len(out), why=why)
@@ -149,10 +145,7 @@ def grouped_mm(call: Call) -> Result:
 @rule("einsum")
 def einsum(call: Call) -> Result:
     """The axis letter that holds the samples must reach the output."""
-    equation = call.args[0]
-    terms = call.args[1] if isinstance(call.args[1], (list, tuple)) else call.args[1:]
-    if not isinstance(equation, str):
-        raise Mixing("einsum in sublist form")
+    equation, terms = call.args
     return contract(call, *spell(equation, terms, call.out))
 
 

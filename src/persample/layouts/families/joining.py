@@ -10,51 +10,20 @@ import torch
 from torch import Tensor
 
 from ...errors import Mixing
-from ..call import Call, Result, axes, carry
-from ..layout import Layout, closed, explicit, ids_of, with_hints
+from ..call import Call, Result, carry
+from ..layout import Layout, explicit, ids_of, with_hints
 from ..operators import CONSTANT, rule
 from .shape import probe, probe_layouts, source_of
 
 
-@rule("repeat tile", linear=True)
-def repeat(call: Call) -> Result:
-    """Repeating the sample axis as a whole keeps index % n."""
-    x, layout = source_of(call)
-    shift = call.out.dim() - x.dim()
-    if layout.ids is None:
-        return closed(layout.axis + shift, layout.inner)
-    ids = layout.ids.view((1,) * shift + tuple(layout.ids.shape))
-    tiles = [
-        o // i if c != 1 else 1
-        for o, i, c in zip(call.out.shape, (1,) * shift + tuple(x.shape), ids.shape, strict=True)
-    ]
-    return explicit(ids.repeat(tiles), call.n)
-
-
 @rule("repeat_interleave", linear=True, routes=True)
 def repeat_interleave(call: Call) -> Result:
-    """Repeats of the sample axis multiply ``inner``."""
-    x = call.arg(0, "input", "self")
-    layout, repeats, dim = call.layout(x), call.arg(1, "repeats"), call.arg(2, "dim")
+    """Along another axis than the samples' their place stays."""
+    x, dim = call.arg(0, "input", "self"), call.arg(2, "dim")
+    layout = call.layout(x)
     if layout is None or (dim is not None and dim % x.dim() not in layout.axes):
         return layout
-    if dim is not None and isinstance(repeats, int) and layout.ids is None:
-        return closed(layout.axis, layout.inner * repeats)
     return probe_layouts(call)  # type: ignore[return-value]
-
-
-_TURNED = {"fliplr": (1,), "flipud": (0,), "rot90": (0, 1)}  # unless a call names axes
-
-
-@rule("flip fliplr flipud roll rot90", linear=True)
-def rotate(call: Call) -> Result | list[Result]:
-    """Axes without samples may be turned freely."""
-    x, layout = source_of(call)
-    named = call.arg(2, "dims") or _TURNED.get(call.name)
-    dims = axes(call.ints(1, "dims") if call.name == "flip" else named, x.dim())
-    if not any(d in dims for d in layout.axes):
-        return layout
-    return probe_layouts(call)
 
 
 @rule("cat concat concatenate stack hstack vstack dstack column_stack row_stack", linear=True)
@@ -93,37 +62,26 @@ def _side_by_side(call: Call, tensors: Sequence[Tensor]) -> Result:
 
 @rule("pad_sequence", linear=True)
 def pad_sequence(call: Call) -> Result:
-    """Sequences side by side; padding belongs to no sample."""
+    """Sequences side by side, as their colours are; padding belongs to no sample."""
     sequences, first = call.arg(0, "sequences"), bool(call.arg(1, "batch_first", default=False))
-    side = call.arg(3, "padding_side", default="right")
-    thin = [s[(slice(None), *[slice(0, 1)] * (s.dim() - 1))] for s in sequences]
-    layouts = {}
-    for piece, sequence in zip(thin, sequences, strict=True):
-        layout = call.layout(sequence)
-        if layout is not None:
-            if any(d > 0 for d in layout.axes):
-                raise Mixing("the sequences hold several samples each")
-            ids = ids_of(layout, sequence.shape, call.n, sequence.device)
-            layouts[id(piece)] = explicit(ids, call.n)
-    inner = Call(call.name, call.func, (thin, first, 0.0, side), {}, call.out, layouts, call.n)
-    return probe_layouts(inner)  # type: ignore[return-value]
-
-
-rule("diag diag_embed diagflat block_diag", linear=True)(probe_layouts)
+    side, rows = call.arg(3, "padding_side", default="right"), []
+    for sequence in sequences:
+        ids = call.colours(sequence)
+        if ids.numel() != ids.shape[0]:
+            raise Mixing("the sequences hold several samples each")
+        rows.append(ids.flatten().expand(sequence.shape[0]))
+    padded = call.func(rows, first, -1, side)
+    return explicit(padded.view(*padded.shape, *[1] * (call.out.dim() - 2)), call.n)
 
 
 @rule("kron")
 def kron(call: Call) -> Result:
-    """Only one factor may hold samples: its index is the slow (or fast) one on the axis."""
+    """A product of every two elements: one factor's colours among elements of the other."""
     a, b = call.arg(0, "input"), call.arg(1, "other")
-    if a.dim() != b.dim():
-        raise Mixing("kron of tensors of different rank")
-    for x, fast in ((a, b), (b, None)):
-        layout = call.layout(x)
-        if layout is not None and layout.ids is None and len(call.layouts) == 1 and a is not b:
-            factor = fast.shape[layout.axis] if fast is not None else 1
-            return closed(layout.axis, layout.inner * factor)
-    raise Mixing("both factors hold samples")
+    blank = [torch.zeros_like(t, dtype=torch.long) for t in (a, b)]
+    left = torch.kron(call.colours(a).expand(a.shape) + 1, blank[1] + 1)
+    right = torch.kron(blank[0] + 1, call.colours(b).expand(b.shape) + 1)
+    return call.merge(call.painted(left - 1), call.painted(right - 1))
 
 
 @rule("pad constant_pad_nd", linear=True)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ...errors import Mixing
-from ..call import Call, Result, other_sizes, place
-from ..layout import align, closed, explicit, ids_of
+from ..call import Call, Result, other_sizes
+from ..layout import align, closed, explicit, ids_of, place
 from ..operators import rule
 from ..reshaping import kept_axes, paint, squeeze_colours
 from .indexing import entries_of
@@ -47,7 +47,7 @@ def setitem(call: Call) -> Result:
     region, kept = x.detach()[entries], None
     more = value.dim() - region.dim()
     axes = [d - more if d >= more else None for d in range(value.dim())]
-    brought = place(brought, value, axes, region, call.n)
+    brought = place(brought, value.shape, axes, region.shape, call.n)
     if not any(isinstance(e, (Tensor, bool)) for e in entries):
         kept, _ = kept_axes(x.shape, lambda t: t[entries])
         if brought.ids is None and brought.axis in kept:
