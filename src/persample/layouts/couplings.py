@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ..errors import Reason, here
 from .call import Call, Result
-from .layout import Additive, Layout, State, explicit, ids_of
+from .layout import Additive, Coloured, Layout, explicit, ids_of
 from .reshaping import place_in_groups, squeeze_colours
 
 WHY = "the place of a sample's values depends on how they compare with other samples'"
@@ -164,12 +164,10 @@ class Sums(Reason):
     """Some elements are sums over samples."""
 
 
-def beside_samples(
-    live: list[tuple[Tensor, State]], why: Reason, n: int
-) -> list[tuple[Tensor, State]] | None:
+def beside_samples(live: Coloured, why: Reason, n: int) -> Coloured | None:
     """The arguments of a join, sums as layouts; None where values depend on the whole batch."""
     sums = Sums(why.operator, why.why, why.shapes, why.place, why.fix, why.real)
-    found: list[tuple[Tensor, State]] = []
+    found: Coloured = []
     for tensor, state in live:
         if isinstance(state, Additive) and state.coupled is None:
             ids = torch.full((1,) * tensor.dim(), n, device=tensor.device)

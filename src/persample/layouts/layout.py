@@ -98,6 +98,14 @@ CONSTANT = Constant()
 PURE = Constant()  # of parameters alone, without gradients: a custom function's result, maybe
 State = Layout | Additive | Mixed | Constant
 
+Coloured = list[tuple[Tensor, State]]  # some of the arguments of a call
+
+
+def uncoupled(coloured: Coloured) -> dict[int, Layout]:
+    """The layouts among states of tensors, by their ids, but for those that are coupled."""
+    return {id(t): s for t, s in coloured if isinstance(s, Layout) and s.coupled is None}
+
+
 _INTERNED: dict[tuple[int, int], Layout] = {}
 
 

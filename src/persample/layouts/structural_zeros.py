@@ -16,7 +16,7 @@ from torch import Tensor
 from ..errors import Mixing
 from .call import Call
 from .equations import places_of, product_equation, spell_terms
-from .layout import Constant, Layout, State, ids_of
+from .layout import Coloured, Constant, Layout, ids_of, uncoupled
 from .operators import Operator
 from .reshaping import squeeze_colours
 
@@ -25,15 +25,13 @@ ZEROS = frozenset(("matmul", "mm", "bmm", "einsum", "scaled_dot_product_attentio
 
 def separate_by_zeros(
     operator: Operator, args: Sequence[Any], kwargs: dict[str, Any], out: Any,
-    coloured: Sequence[tuple[Tensor, State]], n: int,
+    coloured: Coloured, n: int,
 ) -> Layout | None:  # fmt: skip
     """The layout of a product of samples and a constant, if its zeros keep samples separate."""
-    layouts: dict[int, Layout] = {}
-    for tensor, state in coloured:
-        if isinstance(state, Layout) and state.coupled is None:
-            layouts[id(tensor)] = state
-        elif not isinstance(state, Constant) or tensor.requires_grad:
-            return None
+    layouts = uncoupled(coloured)
+    rest = [(t, state) for t, state in coloured if id(t) not in layouts]
+    if any(not isinstance(state, Constant) or t.requires_grad for t, state in rest):
+        return None
     call = Call(operator.name, lambda: None, args, kwargs, out, layouts, n)
     try:
         if operator.name == "scaled_dot_product_attention":

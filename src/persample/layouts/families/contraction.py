@@ -33,21 +33,21 @@ def gather_letters(call: Call, terms: Sequence[Term], result: str) -> Layout | N
 
 def contract(call: Call, terms: Sequence[Term], result: str) -> Result:
     """The same for a sum of products, which may also be a sum over samples."""
-    summed = _sums_samples(call, terms, result)
-    return Additive() if summed else gather_letters(call, terms, result)
+    if _sums_samples(call, terms, result):
+        return Additive()
+    return gather_letters(call, terms, result)
 
 
 def _sums_samples(call: Call, terms: Sequence[Term], result: str) -> bool:
     """Whether all coloured operands hold their samples, alike, on one contracted axis."""
     held = [(layout, t, c) for t, c in terms if (layout := call.layout(t)) is not None]
-    for layout, _, letters in held:
-        if len(layout.axes) != 1 or places_of(letters, result)[layout.axes[0]] is not None:
-            return False
-    if all(layout.ids is None for layout, _, _ in held):
-        alike = len({(layout.inner, t.shape[layout.axis]) for layout, t, _ in held}) == 1
-    else:
-        rows = [ids_of(layout, t.shape, call.n, t.device).flatten() for layout, t, _ in held]
-        alike = bool((rows[0] >= 0).all()) and all(torch.equal(rows[0], each) for each in rows)
+    if any(
+        len(layout.axes) != 1 or places_of(letters, result)[layout.axes[0]] is not None
+        for layout, _, letters in held
+    ):
+        return False
+    rows = [ids_of(layout, t.shape, call.n, t.device).flatten() for layout, t, _ in held]
+    alike = bool((rows[0] >= 0).all()) and all(torch.equal(rows[0], each) for each in rows)
     if alike and len({letters[layout.axes[0]] for layout, _, letters in held}) != 1:
         raise Mixing("sums over samples are multiplied with each other")
     return alike

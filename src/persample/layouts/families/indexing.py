@@ -134,10 +134,11 @@ def gather(call: Call) -> Result:
     x, (dim, at) = call.arg(0, "input", "self"), _AXIS_AND_INDEX[call.name]
     index, dim = call.arg(at, "index", "indices"), call.arg(dim, "dim")
     layout, chosen = call.layout(x), call.layout(index)
-    if layout is not None:
-        axis = 0 if dim is None else dim % max(x.dim(), 1)
-        moved = dim is None or axis in layout.axes
-        if moved or other_sizes(call.out, axis) != other_sizes(x, axis):
+    if layout is not None and dim is None:
+        layout = call.painted(call.colours(x).expand(x.shape).take(index))
+    elif layout is not None:
+        axis = dim % max(x.dim(), 1)
+        if axis in layout.axes or other_sizes(call.out, axis) != other_sizes(x, axis):
             layout = probe_layouts(call)  # type: ignore[assignment]
     brought = None if chosen is None else align(chosen, index.shape, call.out.shape, call.n)
     return call.merge(layout, brought)

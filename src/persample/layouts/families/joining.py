@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from ...errors import Mixing
 from ..call import Call, Result, carry
-from ..layout import Layout, explicit, ids_of, with_hints
+from ..layout import Layout, explicit, with_hints
 from ..operators import CONSTANT, rule
 from .shape import probe, probe_layouts, source_of
 
@@ -29,35 +28,31 @@ def repeat_interleave(call: Call) -> Result:
 @rule("cat concat concatenate stack hstack vstack dstack column_stack row_stack", linear=True)
 def join(call: Call) -> Result:
     """Along another axis the pieces must agree; along the samples' axis colours are joined."""
-    tensors = call.arg(0, "tensors")
-    if call.name in ("cat", "concat", "concatenate", "stack"):
+    tensors, stacked = call.arg(0, "tensors"), call.name == "stack"
+    if stacked or call.name in ("cat", "concat", "concatenate"):
         dim = call.arg(1, "dim", "axis", default=0)
-        if call.name != "stack":  # cat passes over tensors of shape (0,)
+        if not stacked:  # cat passes over tensors of shape (0,)
             tensors = [t for t in tensors if t.numel() + t.dim() != 1]
-        rank = max((t.dim() for t in tensors), default=1) + (call.name == "stack")
-        dim %= rank
+        dim %= max((t.dim() for t in tensors), default=1) + stacked
         layouts = [v for t in tensors if (v := call.layout(t)) is not None]
-        if all(v.ids is None for v in layouts):  # pieces of single samples need a closer look
-            if call.name == "stack":
-                return carry(call, [(t, ()) for t in tensors], call.out, {dim})
-            if all(dim not in v.axes for v in layouts):
-                return carry(call, [(t, {dim}) for t in tensors], call.out, {dim})
-        elif call.name != "stack" and all(v.axes and dim not in v.axes for v in layouts):
-            with contextlib.suppress(Mixing):  # the same rows beside each other, and constants
-                return carry(call, [(t, {dim}) for t in tensors], call.out, {dim})
+        closed = all(v.ids is None for v in layouts)
+        if closed if stacked else all(v.axes and dim not in v.axes for v in layouts):
+            try:
+                pieces = [(t, () if stacked else (dim,)) for t in tensors]
+                return carry(call, pieces, call.out, {dim})
+            except Mixing:  # pieces of single samples need a closer look
+                if closed:
+                    raise
     return _side_by_side(call, tensors)
 
 
 def _side_by_side(call: Call, tensors: Sequence[Tensor]) -> Result:
     """Pieces keep their colours; padding within a sample's piece, or around it, has a hint."""
-    layouts = dict(call.layouts)
     for tensor in tensors:
-        layout = layouts.get(id(tensor))
+        layout = call.layout(tensor)
         if layout is not None and layout.ids is not None:
-            layouts[id(tensor)] = Layout(layout.axis, 1, with_hints(layout.ids))
-    inner = Call(call.name, call.func, call.args, call.kwargs, call.out, layouts, call.n)
-    colours = probe(inner)
-    return explicit(with_hints(colours), call.n)
+            call.layouts[id(tensor)] = Layout(0, 1, with_hints(layout.ids))
+    return explicit(with_hints(probe(call)), call.n)
 
 
 @rule("pad_sequence", linear=True)
@@ -97,9 +92,8 @@ def pad(call: Call) -> Result:
     mode = call.arg(2, "mode", default="constant")
     if call.name == "pad" and mode != "constant":
         raise Mixing(f"{mode} padding of the axis that holds the samples")
-    small = ids_of(layout, x.shape, call.n, x.device) + 1
     keep = [w if (x.dim() - 1 - k // 2) in layout.axes else 0 for k, w in enumerate(widths)]
-    return explicit(with_hints(torch.constant_pad_nd(small, keep, 0) - 1), call.n)
+    return explicit(with_hints(torch.constant_pad_nd(call.colours(x), keep, -1)), call.n)
 
 
 @rule("tensor new_tensor new as_tensor asarray", linear=True)
