@@ -47,10 +47,7 @@ class Call:
     @property
     def first(self) -> Tensor:
         """The result, or the first tensor among several."""
-        found: Tensor = self.out
-        if not isinstance(found, Tensor):
-            found = next(part for part in self.out if isinstance(part, Tensor))
-        return found
+        return collect(self.out)[0]
 
     def layout(self, tensor: Any) -> Layout | None:
         """The layout of an argument, None for a constant."""
@@ -159,13 +156,11 @@ def carry_each(
 
     A result of shape (0,) was not computed, unless it is one number for each of no samples.
     """
-    if isinstance(call.out, Tensor):
-        return carry(call, operands, call.out, trailing(call.out, cores[0]))
     return [
         None
         if out.shape == (0,) and (core or call.n)
         else carry(call, operands, out, trailing(out, core))
-        for out, core in zip(call.out, cores, strict=False)
+        for out, core in zip(collect(call.out), cores, strict=False)
     ]
 
 

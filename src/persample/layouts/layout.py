@@ -60,9 +60,7 @@ class Layout:
 
     def plain(self) -> Layout:
         """The same colours without the memory of coupling."""
-        if self.ids is None:
-            return closed(self.axis, self.inner)
-        return Layout(self.axis, self.inner, self.ids)
+        return closed(self.axis, self.inner) if self.ids is None else Layout(0, 1, self.ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +119,8 @@ def closed(axis: int, inner: int = 1) -> Layout:
 def explicit(ids: Tensor, n: int) -> Layout:
     """A layout from ids broadcastable to the tensor, in closed form where one fits."""
     axes = [d for d, size in enumerate(ids.shape) if size != 1]
-    if len(axes) == 1:
-        axis = axes[0]
-        inner = _closed_form(ids.flatten(), n)
-        if inner is not None:
-            return closed(axis, inner)
-    return Layout(axes[0] if axes else 0, 1, ids)
+    inner = _closed_form(ids.flatten(), n) if len(axes) == 1 else None
+    return Layout(0, 1, ids) if inner is None else closed(axes[0], inner)
 
 
 def _closed_form(ids: Tensor, n: int, *, bold: bool = False) -> int | None:
@@ -234,16 +228,12 @@ def merge(one: Layout, two: Layout, shape: Shape, n: int) -> Layout:
     """The layout of a result computed element by element from two coloured tensors."""
     if one is two:
         return one
-    if one.ids is None and two.ids is None:
-        if one.axis == two.axis and one.inner == two.inner:
-            return one
+    devices = [layout.ids.device for layout in (one, two) if layout.ids is not None]
+    if not devices:
         raise Mixing(
             f"two tensors hold their samples in different places: {one} and {two}", NAME_IT
         )
-    first, second = one.ids, two.ids
-    if first is None or second is None:
-        device = (first if first is not None else second).device  # type: ignore[union-attr]
-        first, second = ids_of(one, shape, n, device), ids_of(two, shape, n, device)
+    first, second = (ids_of(layout, shape, n, devices[0]) for layout in (one, two))
     if first is second or (first.shape == second.shape and torch.equal(first, second)):
         return one
     if bool(((first == second) | (first < 0) | (second < 0)).all()):

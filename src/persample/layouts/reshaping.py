@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -20,9 +21,7 @@ def reshape(layout: Layout, old: Shape, new: Shape, n: int, device: torch.device
         return Layout(0, 1, torch.full((1,) * len(new), -1, device=device))
     if layout.ids is not None:
         return _reshape_ids(layout.ids, old, new, n)
-    stride = layout.inner
-    for d in range(layout.axis + 1, len(old)):
-        stride *= old[d]
+    stride = layout.inner * math.prod(old[layout.axis + 1 :])
     post = 1
     for d in range(len(new) - 1, -1, -1):
         if stride % post == 0:
@@ -46,13 +45,9 @@ def _reshape_ids(ids: Tensor, old: Shape, new: Shape, n: int) -> Layout:
     pieces: list[int] = []
     view: list[int] = []
     for olds, news in _groups(old, new):
-        mine = [ids.size(d) for d in olds]
-        if all(size == 1 for size in mine):
-            view += [1] * len(news)
-            pieces += [1] * len(olds)
-        else:
-            view += [new[d] for d in news]
-            pieces += [old[d] for d in olds]
+        thin = all(ids.size(d) == 1 for d in olds)
+        pieces += [1 if thin else old[d] for d in olds]
+        view += [1 if thin else new[d] for d in news]
     full = ids.expand(pieces).reshape(view)
     return explicit(squeeze_colours(full, n), n)
 
@@ -128,9 +123,9 @@ def _on_one_axis(ids: Tensor, n: int) -> Tensor:
         return ids
     for axis in wide:
         top = ids.amax([d for d in wide if d != axis], keepdim=True)
-        if bool((top >= 0).all()) and torch.unique(top).numel() == n:
-            if bool(((ids == top) | (ids < 0)).all()):
-                return top
+        known = bool(((ids == top) | (ids < 0)).all() & (top >= 0).all())
+        if known and torch.unique(top).numel() == n:
+            return top
     return ids
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..errors import Mixing
 from .call import Call
-from .equations import places_of, product_equation, spell_terms
+from .families.contraction import places_of, product_equation, spell_terms
 from .layout import Coloured, Constant, Layout, ids_of, uncoupled
 from .operators import Operator
 from .reshaping import squeeze_colours
@@ -50,7 +50,7 @@ def _constant(call: Call, tensor: Any) -> bool:
 def _product(call: Call) -> Layout | None:
     """Two factors, one of them constant: an element is of the samples that it is made of."""
     equation, factors = _as_equation(call)
-    if len(factors) != 2 or not isinstance(equation, str):
+    if len(factors) != 2:
         return None
     at = 1 if _constant(call, factors[1]) else 0
     constant, data = factors[at], factors[1 - at]
@@ -75,8 +75,7 @@ def _product(call: Call) -> Layout | None:
 def _as_equation(call: Call) -> tuple[str, Sequence[Tensor]]:
     """A product as ``einsum`` spells it, and its factors."""
     if call.name == "einsum":
-        terms = call.args[1] if isinstance(call.args[1], (list, tuple)) else call.args[1:]
-        return call.args[0], terms
+        return call.args[0], call.args[1]
     a, b = call.arg(0, "input", "self"), call.arg(1, "other", "mat2")
     return product_equation(a.dim(), b.dim()), [a, b]
 
@@ -102,17 +101,15 @@ def _attention(call: Call) -> Layout | None:
     queries, keys, values = (_rows(call, t) for t in (q, k, v))
     if queries is None or keys is None or values is None or not torch.equal(keys, values):
         return None
-    if not all(bool(t.isfinite().all()) for t in (q, k, v)) or not _mask_outweighs(q, k, mask):
-        return None
     open_ = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
     keys = keys.unsqueeze(-2)
     left = torch.where(open_, keys, -1)
     owner = left.amax(-1)
-    if bool(((left >= 0) & (left != owner.unsqueeze(-1))).any()):
-        return None
-    if not _closed_rows_are_zero(call.out, mask, open_):
-        return None
-    if bool(((queries >= 0) & (owner >= 0) & (queries != owner)).any()):
+    several = (left >= 0) & (left != owner.unsqueeze(-1))
+    others = (queries >= 0) & (owner >= 0) & (queries != owner)
+    finite = all(bool(t.isfinite().all()) for t in (q, k, v)) and _mask_outweighs(q, k, mask)
+    closed = _closed_rows_are_zero(call.out, mask, open_)
+    if not finite or not closed or bool(several.any()) or bool(others.any()):
         return None
     colours = torch.maximum(queries, owner).unsqueeze(-1)
     return Layout(rows, 1, squeeze_colours(colours, call.n))

@@ -146,7 +146,5 @@ def _expect_separate(
 
 def _alike(one: Layout, two: Layout, grad: Tensor, n: int) -> bool:
     """Whether two layouts say the same."""
-    if one.ids is None and two.ids is None:
-        return one.axis == two.axis and one.inner == two.inner
-    ids = [ids_of(each, grad.shape, n, grad.device).expand(grad.shape) for each in (one, two)]
-    return torch.equal(*ids)
+    ids = (ids_of(each, grad.shape, n, grad.device).expand(grad.shape) for each in (one, two))
+    return one is two or torch.equal(*ids)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...errors import Mixing
-from ..call import Call, Places, Result, carry, gather_colours, trailing
+from ..call import Call, Places, Result, carry, collect, gather_colours, trailing
 from ..layout import Layout, explicit, ids_of
 from ..operators import rule
 from ..reshaping import colour_groups
@@ -90,8 +90,8 @@ def batch_first(call: Call) -> Result | list[Result]:
     """Within each sample of axis 0; random offsets are drawn for each of them."""
     x = call.arg(0, "input", "self", "theta")
     width = max(x.dim(), _LEAST.get(call.name, 0)) - 1
-    outs = [call.out] if isinstance(call.out, Tensor) else call.out
-    return [carry(call, [(x, trailing(x, width))], t, range(1, t.dim())) for t in outs]
+    operands = [(x, trailing(x, width))]
+    return [carry(call, operands, t, range(1, t.dim())) for t in collect(call.out)]
 
 
 rule("col2im", linear=True)(batch_first)
@@ -112,9 +112,7 @@ def layer_norm(call: Call) -> Result | list[Result]:
     """Over the trailing axes that normalized_shape names."""
     x, shape = call.arg(0, "input"), call.arg(1, "normalized_shape")
     core = trailing(x, len(shape))
-    if isinstance(call.out, Tensor):
-        return carry(call, [(x, core)], call.out, core)
-    return [carry(call, [(x, core)], o, core) if o.dim() == x.dim() else None for o in call.out]
+    return [carry(call, [(x, core)], out, core) for out in collect(call.out)]
 
 
 @rule("batch_norm native_batch_norm")
