@@ -54,9 +54,7 @@ def table_rows(
 ) -> Rows:  # fmt: skip
     """Rows of no sample, and of the padding index, count nothing."""
     index, values = index.reshape(-1), grad.flatten(0, -2) if grad.dim() > 1 else grad[None]
-    keep = sample = None
-    if padding is not None and padding >= 0:
-        keep = index != padding
+    keep, sample = _kept(index, padding), None
     even = layout.ids is None and layout.axis == 0 and grad.dim() > 1
     if not even or grad.shape[0] != n * layout.inner:
         sample = row_ids(grad, layout, n, grad.dim() - 1)
@@ -66,6 +64,11 @@ def table_rows(
     if keep is not None:
         values = values.masked_fill(~keep.unsqueeze(1), 0)
     return Rows(sample, index.to(torch.long), values, n, shape)
+
+
+def _kept(index: Tensor, padding: int | None) -> Tensor | None:
+    """Where an index is not the one for padding, if there is such."""
+    return None if padding is None or padding < 0 else index != padding
 
 
 @rule("embedding_bag _embedding_bag _embedding_bag_forward_only")
@@ -89,15 +92,14 @@ def embedding_bag(use: Use, firing: Firing, n: int) -> Forms:
     rows = torch.arange(index.shape[0], device=index.device)
     bag = torch.searchsorted(starts, rows, right=True) - 1
     sample = row_ids(grad, layout, n, 1)[bag]
-    keep = sample >= 0
-    if padding is not None and padding >= 0:
-        keep = keep & (index != padding)
+    keep, kept = sample >= 0, _kept(index, padding)
+    keep = keep if kept is None else keep & kept
     values = grad[bag]
     if scales is not None:
         values = values * scales.unsqueeze(1)
     if mode == 1:
         sizes = torch.zeros(bags, dtype=grad.dtype, device=grad.device)
-        sizes.index_add_(0, bag, (keep if padding is not None else sample >= 0).to(grad.dtype))
+        sizes.index_add_(0, bag, keep.to(grad.dtype))
         values = values / sizes.clamp(min=1)[bag].unsqueeze(1)
     values = values.masked_fill(~keep.unsqueeze(1), 0)
     return [Rows(sample.clamp(min=0), index.to(torch.long), values, n, weight.shape)]

@@ -1,16 +1,26 @@
-"""Matrix products with a parameter: linear, matmul and its relatives, experts side by side."""
+"""Products and distances of rows with a parameter: linear, matmul, experts, code books."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from ..forms import Dense, Form, Outer, Part, Pieces, wide
-from ..layouts import Layout, place_in_groups, product_equation, spell_terms
+from ..forms import Dense, Form, Outer, Part, Pieces, Replay, wide
+from ..layouts import Layout, place_in_groups, product_equation, remap, spell_terms
 from ..uses import Firing, Operand, Use
 from .broadcast import unbroadcast, unbroadcast_rows
 from .contraction import contraction, of_term
-from .table import Forms, OfTable, Unsuited, factor, only_operand, only_output, row_ids, rule
+from .table import (
+    Forms,
+    OfTable,
+    Unsuited,
+    by_sample,
+    factor,
+    only_operand,
+    only_output,
+    row_ids,
+    rule,
+)
 
 
 def _product(a: Tensor, b: Tensor, operand: Operand, grad: Tensor, layout: Layout, n: int) -> Form:
@@ -159,3 +169,38 @@ class _Routed:
             for e, (part, length) in enumerate(zip(each, self.longest, strict=True))
             if length
         }
+
+
+@rule("cdist")
+def cdist(use: Use, firing: Firing, n: int) -> Forms:
+    """Two matrices; batches of matrices broadcast."""
+    one, two, power, mode = use.bind(firing, "x1", "x2", "p", "compute_mode")
+    (grad, layout), operand = only_output(use, firing), only_operand(use)
+    if not grad.dim() == one.dim() == two.dim() == 2:
+        raise Unsuited
+    if operand.expanded or grad.dtype != wide(grad.dtype):
+        raise Unsuited
+    data = one
+    if operand.value is one:
+        data, grad, layout = two, grad.mT, remap(layout, [1, 0], 2)
+    rows, seeds = by_sample(data, layout, n, 1), by_sample(grad, layout, n, 1)
+    shared = operand.value
+    options = [2.0 if power is None else power, *([] if mode is None else [mode])]
+
+    def pull(rows: Tensor, copies: Tensor, seeds: Tensor) -> Tensor:
+        with torch.enable_grad():
+            copies = copies.detach().requires_grad_()
+            out = use.run((rows, copies, *options), {}, ())
+        return torch.autograd.grad(out, copies, seeds)[0]
+
+    def each(first: int, last: int) -> Tensor:
+        copies = shared.expand(last - first, *shared.shape)
+        return pull(rows[first:last], copies, seeds[first:last])
+
+    def added(c: Tensor) -> Tensor:
+        scaled = seeds * c.to(seeds.dtype).view(-1, 1, 1)
+        return pull(rows.flatten(0, 1), shared, scaled.flatten(0, 1))
+
+    if n * shared.numel() <= rows.numel() + seeds.numel():
+        return [Dense(each(0, n))]
+    return [Replay(each, added, n, shared, [rows, seeds])]
