@@ -143,6 +143,11 @@ def _closed_form(ids: Tensor, n: int, *, bold: bool = False) -> int | None:
     return None
 
 
+def disagree(first: Tensor, second: Tensor) -> bool:
+    """Whether some element is of one sample here, and of another there."""
+    return bool(((first >= 0) & (second >= 0) & (first != second)).any())
+
+
 def with_hints(ids: Tensor) -> Tensor:
     """Nobody's elements beside those of one sample alone are its, if it comes to that."""
     unowned = ids < 0
@@ -236,6 +241,6 @@ def merge(one: Layout, two: Layout, shape: Shape, n: int) -> Layout:
     first, second = (ids_of(layout, shape, n, devices[0]) for layout in (one, two))
     if first is second or (first.shape == second.shape and torch.equal(first, second)):
         return one
-    if bool(((first == second) | (first < 0) | (second < 0)).all()):
-        return explicit(torch.maximum(first, second), n)
-    raise Mixing("rows of different samples are combined in one element")
+    if disagree(first, second):
+        raise Mixing("rows of different samples are combined in one element")
+    return explicit(torch.maximum(first, second), n)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import Mixing
-from .layout import Layout, Shape, closed, explicit, ids_of
+from .layout import Layout, Shape, closed, disagree, explicit, ids_of
 
 
 def reshape(layout: Layout, old: Shape, new: Shape, n: int, device: torch.device) -> Layout:
@@ -97,7 +97,7 @@ def paint(
     """Colours after a write to these places of the flattened target; -1 leaves a place as it is."""
     flat, where, new = before.flatten(), places.flatten(), colours.flatten()
     after = flat.scatter_reduce(0, where, new, "amax", include_self=True)
-    if bool(((new >= 0) & (after[where] != new)).any()):
+    if disagree(new, after[where]):
         raise Mixing(why, fix)
     return after.view(before.shape)
 

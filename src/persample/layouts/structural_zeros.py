@@ -16,7 +16,7 @@ from torch import Tensor
 from ..errors import Mixing
 from .call import Call
 from .families.contraction import places_of, product_equation, spell_terms
-from .layout import Coloured, Constant, Layout, ids_of, uncoupled
+from .layout import Coloured, Constant, Layout, disagree, ids_of, uncoupled
 from .operators import Operator
 from .reshaping import squeeze_colours
 
@@ -55,12 +55,11 @@ def _product(call: Call) -> Layout | None:
     at = 1 if _constant(call, factors[1]) else 0
     constant, data = factors[at], factors[1 - at]
     layout = call.layout(data)
-    if layout is None or not _constant(call, constant) or bool(constant.all()):
-        return None
-    if len(layout.axes) != 1 or not bool(data.isfinite().all()):
+    if layout is None or len(layout.axes) != 1 or not _constant(call, constant):
         return None
     letters = spell_terms(equation, factors, call.out.dim())
-    if places_of(letters[1 - at], letters[2])[layout.axes[0]] is not None:
+    kept = places_of(letters[1 - at], letters[2])[layout.axes[0]] is not None
+    if kept or bool(constant.all()) or not bool(data.isfinite().all()):
         return None
     ids = ids_of(layout, data.shape, call.n, data.device)
 
@@ -105,11 +104,10 @@ def _attention(call: Call) -> Layout | None:
     keys = keys.unsqueeze(-2)
     left = torch.where(open_, keys, -1)
     owner = left.amax(-1)
-    several = (left >= 0) & (left != owner.unsqueeze(-1))
-    others = (queries >= 0) & (owner >= 0) & (queries != owner)
     finite = all(bool(t.isfinite().all()) for t in (q, k, v)) and _mask_outweighs(q, k, mask)
     closed = _closed_rows_are_zero(call.out, mask, open_)
-    if not finite or not closed or bool(several.any()) or bool(others.any()):
+    mixed = disagree(left, owner.unsqueeze(-1)) or disagree(queries, owner)
+    if mixed or not finite or not closed:
         return None
     colours = torch.maximum(queries, owner).unsqueeze(-1)
     return Layout(rows, 1, squeeze_colours(colours, call.n))

@@ -179,8 +179,6 @@ def _written_out(weight: Term, left: Tensor, kept: str, layout: Layout, n: int) 
     sizes = dict(zip(kept, left.shape, strict=True))
     if any(sizes.get(c) != size for c, size in zip(mine, value.shape, strict=True)):
         raise Unsuited
-    if any(kept[d] in mine for d in layout.axes):
-        raise Unsuited
     order = "".join(c for c in kept if c not in mine) + mine
     where = [kept.index(c) for c in order]
     rows = by_sample(left.permute(where), move_layout(layout, kept, order), n, len(mine))

@@ -40,11 +40,10 @@ def looked_up(grad: Tensor, layout: Layout, operand: Operand, n: int) -> OfTable
 def of_table(form: Dense, lookup: Lookup) -> Form:
     """The gradient of ``table[index]``, the same index for every sample, as one of the table."""
     n, index, width = form.n, lookup.index.reshape(-1), form.shape[-1]
-    if lookup.padding is None or lookup.padding < 0:
-        if index.numel() and bool((index.diff() == 1).all()):  # positions: a slice of the table
-            piece = Dense(form.values.reshape(n, index.numel(), width))
-            return Part(piece, lookup.shape, (width, 1), int(index[0]) * width)
     values = form.values.reshape(n, index.numel(), width)
+    padded = lookup.padding is not None and lookup.padding >= 0
+    if not padded and index.numel() and bool((index.diff() == 1).all()):  # positions: a slice
+        return Part(Dense(values), lookup.shape, (width, 1), int(index[0]) * width)
     return table_rows(closed(0), index.repeat(n), values, n, lookup.shape, lookup.padding)
 
 
@@ -149,9 +148,9 @@ def _chosen_rows(use: Use, firing: Firing, index: list[Any], n: int) -> Form:
     grad, layout = only_output(use, firing)
     operand = only_operand(use)
     table = operand.value
-    if operand.position != 0 or operand.expanded or not 0 < len(index) <= table.dim():
-        raise Unsuited
-    if not all(isinstance(i, Tensor) and i.dtype in (torch.int64, torch.int32) for i in index):
+    numbers = all(isinstance(i, Tensor) and i.dtype in (torch.int64, torch.int32) for i in index)
+    own = operand.position == 0 and not operand.expanded
+    if not own or not numbers or not 0 < len(index) <= table.dim():
         raise Unsuited
     where, count = _places(index, table.shape)
     rest = table.shape[len(index) :]

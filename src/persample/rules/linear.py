@@ -176,9 +176,8 @@ def cdist(use: Use, firing: Firing, n: int) -> Forms:
     """Two matrices; batches of matrices broadcast."""
     one, two, power, mode = use.bind(firing, "x1", "x2", "p", "compute_mode")
     (grad, layout), operand = only_output(use, firing), only_operand(use)
-    if not grad.dim() == one.dim() == two.dim() == 2:
-        raise Unsuited
-    if operand.expanded or grad.dtype != wide(grad.dtype):
+    matrices = grad.dim() == one.dim() == two.dim() == 2
+    if not matrices or operand.expanded or grad.dtype != wide(grad.dtype):
         raise Unsuited
     data = one
     if operand.value is one:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...errors import Mixing
 from ..call import Call, Result, other_sizes
-from ..layout import align, closed, explicit, ids_of, place
+from ..layout import align, closed, disagree, explicit, ids_of, place
 from ..operators import rule
 from ..reshaping import kept_axes, paint, squeeze_colours
 from .indexing import entries_of
@@ -31,7 +31,7 @@ def _write(
     places = read(torch.arange(before.numel(), device=x.device).view(before.shape))
     written = colours[tuple(slice(size) for size in places.shape)].expand(places.shape)
     after = paint(before, places, written)
-    if bool(((before >= 0) & (after != before)).any()):
+    if disagree(before, after):
         raise Mixing("rows of one sample are written over, or added to, rows of another")
     return explicit(squeeze_colours(after, call.n), call.n)
 
