@@ -39,10 +39,7 @@ class Call:
         """An argument by position or by any of its names."""
         if index < len(self.args):
             return self.args[index]
-        for name in names:
-            if name in self.kwargs:
-                return self.kwargs[name]
-        return default
+        return next((self.kwargs[name] for name in names if name in self.kwargs), default)
 
     @property
     def first(self) -> Tensor:

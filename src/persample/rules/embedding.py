@@ -164,9 +164,7 @@ def _chosen_rows(use: Use, firing: Firing, index: list[Any], n: int) -> Form:
 
 def _places(index: list[Tensor], shape: torch.Size) -> tuple[Tensor, int]:
     """The number of every chosen row when the indexed axes are one, and how many there are."""
-    where: Tensor | None = None
+    where = torch.zeros((), dtype=torch.int64, device=index[0].device)
     for i, size in zip(index, shape, strict=False):
-        i = torch.where(i < 0, i + size, i).to(torch.int64)
-        where = i if where is None else where * size + i
-    assert where is not None
+        where = where * size + torch.where(i < 0, i + size, i)
     return where, math.prod(shape[: len(index)])

@@ -120,10 +120,8 @@ def multi_dot(call: Call) -> Result:
     given = call.arg(0, "tensors", "matrices")
     factors = list(given) if isinstance(given, (list, tuple)) else list(call.args)
     letters = [ascii_letters[k : k + 2] for k in range(len(factors))]
-    if factors[0].dim() == 1:
-        letters[0] = letters[0][1]
-    if factors[-1].dim() == 1:
-        letters[-1] = letters[-1][0]
+    letters[0] = letters[0][-factors[0].dim() :]
+    letters[-1] = letters[-1][: factors[-1].dim()]
     terms = list(zip(factors, letters, strict=True))
     return gather_letters(call, terms, _letters_of_one(terms))
 

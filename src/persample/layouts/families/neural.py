@@ -148,8 +148,8 @@ def recurrent(call: Call) -> Result | list[Result]:
             raise Mixing(
                 f"a recurrent layer runs along the samples (they must be on axis {1 - min(core)})"
             )
-    cores = [operands[0][1], *({0, 2} for _ in call.out[1:])]
-    return [carry(call, operands, t, core) for t, core in zip(call.out, cores, strict=True)]
+    each = zip(call.out, operands, strict=True)
+    return [carry(call, operands, out, core) for out, (_, core) in each]
 
 
 def _states(call: Call, hidden: Any, x: Tensor) -> list[Any]:

@@ -31,9 +31,8 @@ def probe(call: Call) -> Any:
     where to cut) stay what they are.
     """
     behind = [*call.args, *call.kwargs.values()] if call.name not in _ALL_MOVED else ()
-    first = call.arg(0, "input", "self")
     numbers = {id(v) for v in behind if isinstance(v, Tensor) and not v.is_floating_point()}
-    numbers.discard(id(first))
+    numbers -= {id(call.arg(0, "input", "self"))}
 
     def colour(value: Any) -> Any:
         if not isinstance(value, Tensor) or id(value) in numbers:
@@ -100,8 +99,6 @@ rule(
 def view(call: Call) -> Result | list[Result]:
     """Axes change places, come, go or are cut; where samples are cut, run on their colours."""
     x, layout = source_of(call)
-    if not isinstance(call.out, Tensor) and not call.out:  # no pieces
-        return []
     copied = call.name.endswith("_copy")
     func = getattr(torch.ops.aten, call.name[: -len("_copy")]) if copied else call.func
     others = {name: value for name, value in call.kwargs.items() if value is not x}
