@@ -104,9 +104,12 @@ class Buffers:
         with torch.no_grad():
             for module, name, buffer, value in self._before:
                 module._buffers[name] = buffer
-                if buffer is None or value is None or buffer.is_meta:
-                    continue
-                if not torch.equal(buffer, value):
+                if (
+                    buffer is not None
+                    and value is not None
+                    and not buffer.is_meta
+                    and not torch.equal(buffer, value)
+                ):
                     buffer.copy_(value)
 
 

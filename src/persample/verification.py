@@ -188,18 +188,16 @@ def _isolation(
     for index, keep, must in _replacements(batch, n, dim):
         try:
             other = _rows(model, loss_fn, take(batch, index, n, dim), options, state)
-        except PersampleError as error:
+        except Exception as error:
             if not must:
-                continue
+                continue  # a batch of copies that the model does not take
+            if not isinstance(error, PersampleError):
+                raise
             raise UsageError(
                 "the isolation probe was refused although the batch itself was not",
                 why=error.what,
                 fix=f"samples in another order, or repeated, must do as well: {error.fix}",
             ) from error
-        except Exception:
-            if must:
-                raise
-            continue  # a batch of copies that the model does not take
         for name, g in rows.items():
             if g.numel():
                 gap = (other[name][keep] - g[keep]).abs().max()

@@ -280,7 +280,6 @@ CASES = CHOSEN | PRODUCTS | CONVOLUTIONS | TABLES | NORMS | ARITHMETIC | RECURRE
 _REPEATED = "one column or row is repeated as what the result has besides its positions"
 GENERIC = {
     "index_select of columns": "rows of a table are along its first axis",
-    "bilinear of many positions": "their products would take more memory than the rows",
     **dict.fromkeys(("one column of each head", "one row @ data"), _REPEATED),
     "einsum of a repeated sum": "data are summed alone",
     "bag of maxima": "which rows win is known to torch's kernel alone",

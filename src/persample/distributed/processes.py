@@ -70,10 +70,8 @@ class Processes:
                 _check_group(group)
                 for slot in group.fsdp_params:
                     home = slot.sharded_param
-                    found[id(home)] = home
-                    full = getattr(slot, "_unsharded_param", None)
-                    if full is not None:
-                        found[id(full)] = home
+                    for each in (home, getattr(slot, "_unsharded_param", home)):
+                        found[id(each)] = home
         return found
 
     def notice(self) -> None:
@@ -166,12 +164,11 @@ def _check_replica(replica: DistributedDataParallel) -> None:
             raise _unsupported(f"DDP with {what}", instead)
 
 
-def _groups_of(module: Any) -> Sequence[Any]:
+def _groups_of(module: Any) -> Any:
     """Groups of parameters that a module of ``fully_shard`` gathers at once."""
     state = module._get_fsdp_state()
     if hasattr(state, "_fsdp_param_groups"):
-        found: Sequence[Any] = state._fsdp_param_groups
-        return found
+        return state._fsdp_param_groups
     group = state._fsdp_param_group  # before torch 2.13, one at most
     return [] if group is None else [group]
 

@@ -22,11 +22,10 @@ BUCKET = 4 << 20  # bytes that travel together
 Bucket = list[tuple[str, Tensor]]
 
 
-def groups_of(place: Any) -> Sequence[Any]:
+def groups_of(place: Any) -> Any:
     """The process groups of a place: a sharded parameter, a group of replicas, or None."""
     if isinstance(place, Tensor):
-        groups: Sequence[Any] = place.device_mesh.get_all_groups()  # type: ignore[attr-defined]
-        return groups
+        return place.device_mesh.get_all_groups()  # type: ignore[attr-defined]
     return [] if place is None else [place]
 
 

@@ -31,12 +31,9 @@ class Escapes:
 
     def restore(self) -> MissedUseError | None:
         """Undo what reached them; why the pass is refused, if something did."""
-        escaped: list[Tensor] = []
+        escaped = [leaf for leaf in self._leaves if leaf.grad is not None]
         for leaf, grad in zip(self._leaves, self._before, strict=True):
-            if leaf.grad is not None:
-                escaped.append(leaf)
-                leaf.grad = None
-            if grad is not None:
+            if leaf.grad is not grad:
                 leaf.grad = grad
         if not escaped:
             return None

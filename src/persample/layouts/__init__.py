@@ -5,7 +5,6 @@ contracted. Whatever is not in the table, or fails its rule, gives a tensor whos
 """
 
 from .call import Call, collect
-from .equations import product_equation, spell_terms
 from .families import (  # noqa: F401  (importing a family fills the table)
     contraction,
     indexing,
@@ -18,6 +17,7 @@ from .families import (  # noqa: F401  (importing a family fills the table)
     shape,
     writing,
 )
+from .families.contraction import product_equation, spell_terms
 from .families.pointwise import POINTWISE
 from .layout import (
     CONSTANT,

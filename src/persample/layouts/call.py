@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import Mixing
-from .layout import Layout, State, align, explicit, ids_of, merge, remap
+from .layout import Layout, State, align, explicit, ids_of, merge, place
 from .reshaping import squeeze_colours
 
 Result = State | None
@@ -39,25 +39,12 @@ class Call:
         """An argument by position or by any of its names."""
         if index < len(self.args):
             return self.args[index]
-        for name in names:
-            if name in self.kwargs:
-                return self.kwargs[name]
-        return default
-
-    def ints(self, index: int, *names: str) -> tuple[int, ...]:
-        """Integers given as a sequence or as the remaining positional arguments."""
-        value = self.arg(index, *names)
-        if isinstance(value, Iterable) and not isinstance(value, Tensor):
-            return tuple(int(v) for v in value)
-        return tuple(int(v) for v in self.args[index:]) or (int(value),)
+        return next((self.kwargs[name] for name in names if name in self.kwargs), default)
 
     @property
     def first(self) -> Tensor:
         """The result, or the first tensor among several."""
-        found: Tensor = self.out
-        if not isinstance(found, Tensor):
-            found = next(part for part in self.out if isinstance(part, Tensor))
-        return found
+        return collect(self.out)[0]
 
     def layout(self, tensor: Any) -> Layout | None:
         """The layout of an argument, None for a constant."""
@@ -152,8 +139,8 @@ def gather_colours(
     call: Call, operands: Sequence[tuple[Any, Places]], out: Tensor
 ) -> Layout | None:
     """Colours when every operand says where each of its axes goes (None: lost)."""
-    held = [(layout, t, places) for t, places in operands if (layout := call.layout(t)) is not None]
-    result = call.merge(*[_place(*each, out, call.n) for each in held], out=out)
+    held = [(layout, t.shape, to) for t, to in operands if (layout := call.layout(t)) is not None]
+    result = call.merge(*[place(*each, out.shape, call.n) for each in held], out=out)
     if not {id(tensor) for tensor, _ in operands}.issuperset(call.layouts):
         raise Mixing(f"{call.name}: an argument holds samples that is shared by all rows")
     return result
@@ -166,26 +153,12 @@ def carry_each(
 
     A result of shape (0,) was not computed, unless it is one number for each of no samples.
     """
-    if isinstance(call.out, Tensor):
-        return carry(call, operands, call.out, trailing(call.out, cores[0]))
     return [
         None
         if out.shape == (0,) and (core or call.n)
         else carry(call, operands, out, trailing(out, core))
-        for out, core in zip(call.out, cores, strict=False)
+        for out, core in zip(collect(call.out), cores, strict=False)
     ]
-
-
-def _place(layout: Layout, tensor: Tensor, places: Places, out: Tensor, n: int) -> Layout:
-    """Move a layout to the result's axes, and check the sizes."""
-    moved = remap(layout, places, out.dim())
-    if moved.ids is None:
-        size = tensor.shape[layout.axis]
-        if out.shape[moved.axis] != size and not (size == 1 and n == 1):
-            raise Mixing(
-                f"the axis that holds the samples changes from {size} to {out.shape[moved.axis]}"
-            )
-    return moved
 
 
 def elementwise(call: Call) -> Layout | None:

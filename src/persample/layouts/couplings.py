@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ..errors import Reason, here
 from .call import Call, Result
-from .layout import Additive, Layout, State, explicit, ids_of
+from .layout import Additive, Coloured, Layout, explicit, ids_of
 from .reshaping import place_in_groups, squeeze_colours
 
 WHY = "the place of a sample's values depends on how they compare with other samples'"
@@ -70,18 +70,18 @@ def regroup(call: Call, keys: Tensor, layout: Layout) -> Result | list[Result]:
     if not isinstance(why, Arrangement) or keys.is_floating_point():
         return None
     axis = call.arg(1, "dim", default=-1) % keys.dim()
-    if axis != why.axis or not call.kwargs.get("stable"):
-        return None
     ids = ids_of(layout, keys.shape, call.n, keys.device).expand(keys.shape).gather(axis, indices)
     shared = (keys.gather(axis, indices).diff(dim=axis) == 0) & (ids.diff(dim=axis) != 0)
-    if bool((ids < 0).any()) or bool(shared.any()):
+    if (
+        axis != why.axis
+        or not call.kwargs.get("stable")
+        or bool((ids < 0).any() | shared.any())
+        or (why.orders is not None and why.orders[0].shape != keys.shape)
+    ):
         return None
     if why.orders is not None:
-        if why.orders[0].shape != keys.shape:
-            return None
-        _order_ties(
-            keys, axis, indices, *why.orders, descending=bool(call.kwargs.get("descending"))
-        )
+        down = bool(call.kwargs.get("descending"))
+        _order_ties(keys, axis, indices, *why.orders, descending=down)
     found = explicit(squeeze_colours(ids, call.n), call.n)
     again = found.with_coupling(Regrouping(why.operator, why.why, why.shapes, why.place, of=why))
     return again if call.name == "argsort" else [found, again]
@@ -117,14 +117,13 @@ def _coupling_of_read(call: Call, coupled: list[tuple[Tensor, Layout]]) -> Reaso
     first = of or at or next(iter(whys.values()))
     if whys or axis is None or (at is not None and index.dtype is not torch.long):
         return _loose(first)
-    if of is None and isinstance(at, Arrangement) and at.axis == axis:
-        if at.lines or call.out.shape == index.shape:
-            return at
+    whole = call.out.shape == index.shape
+    if of is None and isinstance(at, Arrangement) and at.axis == axis and (at.lines or whole):
+        return at
     if at is None and isinstance(of, Regrouping) and of.of is not None and of.of.lines:
         return of
     if isinstance(at, Regrouping) and isinstance(of, Arrangement) and at.of is of:
-        whole = call.out.shape == index.shape == source.shape
-        if of.axis == axis and (of.lines or whole):
+        if of.axis == axis and (of.lines or (whole and index.shape == source.shape)):
             return None
     return _loose(first)
 
@@ -164,21 +163,16 @@ class Sums(Reason):
     """Some elements are sums over samples."""
 
 
-def beside_samples(
-    live: list[tuple[Tensor, State]], why: Reason, n: int
-) -> list[tuple[Tensor, State]] | None:
+def beside_samples(live: Coloured, why: Reason, n: int) -> Coloured | None:
     """The arguments of a join, sums as layouts; None where values depend on the whole batch."""
     sums = Sums(why.operator, why.why, why.shapes, why.place, why.fix, why.real)
-    found: list[tuple[Tensor, State]] = []
-    for tensor, state in live:
-        if isinstance(state, Additive) and state.coupled is None:
-            ids = torch.full((1,) * tensor.dim(), n, device=tensor.device)
-            found.append((tensor, Layout(0, 1, ids, sums)))
-        elif isinstance(state, Layout) and isinstance(state.coupled, Sums | None):
-            found.append((tensor, state))
-        else:
-            return None
-    return found
+    own = {
+        id(t): s for t, s in live if isinstance(s, Layout) and isinstance(s.coupled, Sums | None)
+    }
+    if any(id(t) not in own and state != Additive() for t, state in live):
+        return None
+    blank = [(t, torch.full((1,) * t.dim(), n, device=t.device)) for t, _ in live]
+    return [(t, own.get(id(t)) or Layout(0, 1, ids, sums)) for t, ids in blank]
 
 
 def taken_apart(state: Result, why: Sums, n: int) -> Result:

@@ -60,9 +60,7 @@ class Layout:
 
     def plain(self) -> Layout:
         """The same colours without the memory of coupling."""
-        if self.ids is None:
-            return closed(self.axis, self.inner)
-        return Layout(self.axis, self.inner, self.ids)
+        return closed(self.axis, self.inner) if self.ids is None else Layout(0, 1, self.ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +96,14 @@ CONSTANT = Constant()
 PURE = Constant()  # of parameters alone, without gradients: a custom function's result, maybe
 State = Layout | Additive | Mixed | Constant
 
+Coloured = list[tuple[Tensor, State]]  # some of the arguments of a call
+
+
+def uncoupled(coloured: Coloured) -> dict[int, Layout]:
+    """The layouts among states of tensors, by their ids, but for those that are coupled."""
+    return {id(t): s for t, s in coloured if isinstance(s, Layout) and s.coupled is None}
+
+
 _INTERNED: dict[tuple[int, int], Layout] = {}
 
 
@@ -113,12 +119,8 @@ def closed(axis: int, inner: int = 1) -> Layout:
 def explicit(ids: Tensor, n: int) -> Layout:
     """A layout from ids broadcastable to the tensor, in closed form where one fits."""
     axes = [d for d, size in enumerate(ids.shape) if size != 1]
-    if len(axes) == 1:
-        axis = axes[0]
-        inner = _closed_form(ids.flatten(), n)
-        if inner is not None:
-            return closed(axis, inner)
-    return Layout(axes[0] if axes else 0, 1, ids)
+    inner = _closed_form(ids.flatten(), n) if len(axes) == 1 else None
+    return Layout(0, 1, ids) if inner is None else closed(axes[0], inner)
 
 
 def _closed_form(ids: Tensor, n: int, *, bold: bool = False) -> int | None:
@@ -129,7 +131,7 @@ def _closed_form(ids: Tensor, n: int, *, bold: bool = False) -> int | None:
     """
     size = ids.numel()
     if n == 0 or size == 0 or size % n:
-        return None
+        return 1 if n == size == 0 else None  # there is nothing to colour
     wild = ids < 0
     if not bold and bool(wild.any()):
         return None
@@ -139,6 +141,11 @@ def _closed_form(ids: Tensor, n: int, *, bold: bool = False) -> int | None:
         if bool((((index // inner) % n == ids) | wild).all()):
             return inner
     return None
+
+
+def disagree(first: Tensor, second: Tensor) -> bool:
+    """Whether some element is of one sample here, and of another there."""
+    return bool(((first >= 0) & (second >= 0) & (first != second)).any())
 
 
 def with_hints(ids: Tensor) -> Tensor:
@@ -162,21 +169,12 @@ def by_position(ids: Tensor, n: int) -> Layout | None:
     return None
 
 
-def axis_ids(layout: Layout, size: int, n: int, device: torch.device) -> Tensor:
-    """The colour of every index of a closed layout's axis."""
-    count, index = max(n, 1), torch.arange(size, device=device)
-    if layout.inner != 1:
-        index = index // layout.inner
-    return index % count if size > count * layout.inner else index
-
-
 def ids_of(layout: Layout, shape: Shape, n: int, device: torch.device) -> Tensor:
     """Colours as a tensor of the rank of ``shape``, broadcastable to it."""
     if layout.ids is not None:
         return layout.ids
-    view = [1] * len(shape)
-    view[layout.axis] = shape[layout.axis]
-    return axis_ids(layout, shape[layout.axis], n, device).view(view)
+    index = torch.arange(shape[layout.axis], device=device) // layout.inner % max(n, 1)
+    return index.view([-1 if d == layout.axis else 1 for d in range(len(shape))])
 
 
 def remap(layout: Layout, places: Sequence[int | None], rank: int) -> Layout:
@@ -189,14 +187,26 @@ def remap(layout: Layout, places: Sequence[int | None], rank: int) -> Layout:
         if place is None:
             raise Mixing("the operator acts across the axis that holds the samples")
         return closed(place, layout.inner)
-    view, ids = [1] * rank, layout.ids
+    ids = layout.ids
     kept = sorted((place, d) for d, place in enumerate(places) if place is not None)
     lost = [d for d, place in enumerate(places) if place is None]
     for d in lost:
         ids = _one_colour(ids, d)
+    view = [1] * rank
     for place, d in kept:
         view[place] = ids.shape[d]
     return Layout(0, 1, ids.permute([*lost, *(d for _, d in kept)]).reshape(view))
+
+
+def place(layout: Layout, shape: Shape, places: Sequence[int | None], out: Shape, n: int) -> Layout:
+    """The same in a tensor of shape ``out``, where the samples' axis keeps its size."""
+    moved = remap(layout, places, len(out))
+    if moved.ids is None and out[moved.axis] != (size := shape[layout.axis]):
+        if size != 1 or n != 1:
+            raise Mixing(
+                f"the axis that holds the samples changes from {size} to {out[moved.axis]}"
+            )
+    return moved
 
 
 def _one_colour(ids: Tensor, axis: int) -> Tensor:
@@ -213,34 +223,24 @@ def _one_colour(ids: Tensor, axis: int) -> Tensor:
 def align(layout: Layout, shape: Shape, out: Shape, n: int) -> Layout:
     """Right-aligned broadcasting of ``shape`` to ``out``."""
     shift = len(out) - len(shape)
-    if layout.ids is None:
-        size, place = shape[layout.axis], layout.axis + shift
-        if place < 0 or (out[place] != size and not (size == 1 and n == 1)):
-            raise Mixing("the axis that holds the samples does not survive broadcasting")
-        return layout if shift == 0 else closed(place, layout.inner)
-    if shift == 0:
+    if layout.ids is not None and shift == 0:
         return layout
-    if shift < 0:
-        raise Mixing("the result has fewer axes than the tensor that holds the samples")
-    return Layout(0, 1, layout.ids.view((1,) * shift + tuple(layout.ids.shape)))
+    places = [d + shift if d + shift >= 0 else None for d in range(len(shape))]
+    return place(layout, shape, places, out, n)
 
 
 def merge(one: Layout, two: Layout, shape: Shape, n: int) -> Layout:
     """The layout of a result computed element by element from two coloured tensors."""
     if one is two:
         return one
-    if one.ids is None and two.ids is None:
-        if one.axis == two.axis and one.inner == two.inner:
-            return one
+    devices = [layout.ids.device for layout in (one, two) if layout.ids is not None]
+    if not devices:
         raise Mixing(
             f"two tensors hold their samples in different places: {one} and {two}", NAME_IT
         )
-    first, second = one.ids, two.ids
-    if first is None or second is None:
-        device = (first if first is not None else second).device  # type: ignore[union-attr]
-        first, second = ids_of(one, shape, n, device), ids_of(two, shape, n, device)
+    first, second = (ids_of(layout, shape, n, devices[0]) for layout in (one, two))
     if first is second or (first.shape == second.shape and torch.equal(first, second)):
         return one
-    if bool(((first == second) | (first < 0) | (second < 0)).all()):
-        return explicit(torch.maximum(first, second), n)
-    raise Mixing("rows of different samples are combined in one element")
+    if disagree(first, second):
+        raise Mixing("rows of different samples are combined in one element")
+    return explicit(torch.maximum(first, second), n)

@@ -59,6 +59,7 @@ class Operator:
 SET_DATA = "data ="  # an assignment to the attribute
 NEEDS_GRAD = "requires_grad"
 COND = "torch.cond"
+_SETTERS = {"data": SET_DATA, NEEDS_GRAD: NEEDS_GRAD}
 RULES: dict[str, Rule] = {}
 LINEAR: set[str] = set()
 ROUTES: set[str] = set()
@@ -77,10 +78,8 @@ def rule(names: str, *, linear: bool = False, routes: bool = False) -> Callable[
             if name in RULES:
                 raise ValueError(f"two layout rules for {name}")
             RULES[name] = function
-            if linear:
-                LINEAR.add(name)
-            if routes:
-                ROUTES.add(name)
+        LINEAR.update(names.split() if linear else ())
+        ROUTES.update(names.split() if routes else ())
         return function
 
     return register
@@ -159,22 +158,12 @@ def _namespaces() -> list[Any]:
 
 
 def _add_attribute(table: dict[Any, Operator], name: str, value: Any) -> None:
-    getter = value.__get__
     if name in _ATTRIBUTES or name.startswith("is_"):
-        table[getter] = Operator(name, ignore=True)
+        table[value.__get__] = Operator(name, ignore=True)
     else:
-        table[getter] = Operator(
-            name,
-            rule=RULES.get(name),
-            linear=name in LINEAR,
-            aliasing=name in ALIASING,
-            by_shape=name in BY_SHAPE,
-            graph=name == "grad_fn",
-        )
-    if name == "data":
-        table[value.__set__] = Operator(SET_DATA, graph=True)
-    if name == NEEDS_GRAD:
-        table[value.__set__] = Operator(NEEDS_GRAD, graph=True)
+        table[value.__get__] = describe_operator(value.__get__, name)
+    if name in _SETTERS:
+        table[value.__set__] = Operator(_SETTERS[name], graph=True)
 
 
 def _add(table: dict[Any, Operator], function: Any, attribute: str) -> None:
@@ -211,7 +200,7 @@ def describe_operator(function: Any, name: str) -> Operator:
         recurrent=short in RECURRENT,
         additive=short in ADDITIVE,
         direct=_DIRECT.get(function, 0) if enter else 0,
-        graph=short in ("backward", "grad", "register_hook", NEEDS_GRAD),
+        graph=short in ("backward", "grad", "grad_fn", "register_hook", NEEDS_GRAD),
         takes=short in _TAKES,
         by_shape=not inplace and (short in BY_SHAPE or found in (elementwise, first_only)),
         by_shape_alone=short in BY_SHAPE_ALONE,

@@ -22,11 +22,10 @@ from .couplings import (
     regroup,
     taken_apart,
 )
-from .layout import NAME_IT, Additive, Constant, Layout, Mixed, State
+from .layout import NAME_IT, Additive, Coloured, Constant, Layout, Mixed, State, uncoupled
 from .operator_facts import CHOOSES, LIKE
 from .operators import Operator
 
-Coloured = list[tuple[Tensor, State]]
 _SCALES = frozenset(("mul", "multiply", "div", "divide", "true_divide"))
 _SUMS = frozenset(("add", "sub", "subtract", "rsub"))
 _FOLLOWED = READS | SORTS | SAME | _SUMS  # integers that are coupled are followed through these
@@ -42,15 +41,12 @@ def propagate(
     n: int,
 ) -> Result | list[Result]:
     """The state of every result of one call on data (parameters count as constants)."""
-    if n == 1 and not operator.constant:
-        return _single(out, coloured)
-    layouts: dict[int, Layout] = {}
-    plain = True
-    for tensor, state in coloured:
-        if isinstance(state, Layout) and state.coupled is None:
-            layouts[id(tensor)] = state
-        elif not isinstance(state, Constant):
-            plain = False
+    states = [state for _, state in coloured]
+    if n == 1 and not operator.constant and any(isinstance(s, Layout | Additive) for s in states):
+        if not any(isinstance(s, Mixed) for s in states):
+            return _of_one(out, 0)  # it interacts with no other, whatever the operator does
+    layouts = uncoupled(coloured)
+    plain = all(isinstance(s, Constant) or id(t) in layouts for t, s in coloured)
     call = Call(operator.name, func, args, kwargs, out, layouts, n)
     try:
         return _apply(operator, call) if plain else _special(operator, call, coloured)
@@ -63,25 +59,11 @@ def propagate(
         return Mixed(reason(operator, call, mixing))
 
 
-def _single(out: Any, coloured: Coloured) -> Result | list[Result]:
-    """A single sample interacts with no other, whatever the operator does."""
-    for _, state in coloured:
-        if isinstance(state, Mixed):
-            return Mixed(state.reason)
-    if all(isinstance(state, Constant) for _, state in coloured):
-        return None
-    return _of_one(out, 0)
-
-
 def _alone(layouts: dict[int, Layout]) -> int | None:
     """The sample that all arguments belong to as a whole, like ``x[3]``."""
-    found: set[int] = set()
-    for layout in layouts.values():
-        if layout.ids is None:
-            return None
-        found.update(layout.ids.unique().tolist())
-    owners = [sample for sample in found if sample >= 0]
-    return owners[0] if len(owners) == 1 else None
+    ids = [layout.ids for layout in layouts.values() if layout.ids is not None]
+    found = {sample for each in ids for sample in each.unique().tolist() if sample >= 0}
+    return found.pop() if len(found) == 1 and len(ids) == len(layouts) else None
 
 
 def _of_one(out: Any, sample: int) -> Result | list[Result]:
@@ -121,11 +103,8 @@ def _apply(operator: Operator, call: Call) -> Result | list[Result]:
 
 def _fitting(result: Result | list[Result], call: Call) -> Result | list[Result]:
     """The same, if ids can be expanded to the results they are of."""
-    each = result if isinstance(result, list) else [result]
-    if not any(isinstance(state, Layout) and state.ids is not None for state in each):
-        return result
     outs = collect(call.out)
-    each = each if isinstance(result, list) else each * len(outs)
+    each = result if isinstance(result, list) else [result] * len(outs)
     for out, state in zip(outs, each, strict=False):
         if isinstance(state, Layout) and state.ids is not None:
             pairs = zip(state.ids.shape, out.shape, strict=False)
@@ -186,7 +165,7 @@ def _adds_numbers(operator: Operator, call: Call) -> bool:
 
 
 def _sum_of(live: Coloured) -> Additive:
-    return Additive(next((_coupling(s) for _, s in live if _coupling(s)), None))
+    return Additive(next((_why(state) for _, state in live if _why(state)), None))
 
 
 def _is_size(operator: Operator, call: Call, tensor: Tensor) -> bool:
@@ -215,45 +194,41 @@ def _branch_not_taken(call: Call) -> Tensor | None:
     return None if unread.requires_grad or unread is taken or unread is condition else unread
 
 
-def _coupling(state: State) -> Reason | None:
+def _why(state: State) -> Reason | None:
+    """Why a state is mixed, or coupled to the whole batch."""
+    if isinstance(state, Mixed):
+        return state.reason
     return state.coupled if isinstance(state, (Layout, Additive)) else None
 
 
 def _first_reason(live: Coloured, operator: Operator, call: Call) -> Reason:
-    for _, state in live:
-        found = state.reason if isinstance(state, Mixed) else _coupling(state)
-        if found is not None:
-            return found
-    why = "a sum over samples is used again, so that samples influence each other"
-    return reason(operator, call, Mixing(why))
+    found = [why for _, state in live if (why := _why(state)) is not None]
+    again = "a sum over samples is used again, so that samples influence each other"
+    return found[0] if found else reason(operator, call, Mixing(again))
 
 
 def _scale_by_batch(operator: Operator, call: Call, live: Coloured) -> Result | list[Result]:
     """A product or quotient: per-sample values may be scaled by a number of the whole batch."""
     mixed = Mixed(_first_reason(live, operator, call))
-    grads = [pair for pair in live if pair[0].requires_grad]
-    if len(grads) > 1 or any(id(t) == _denominator(call) for t, _ in grads):
-        return mixed
-    if any(isinstance(_coupling(state), Sums) for _, state in live):
-        if len(live) > 1 or id(live[0][0]) == _denominator(call):
-            return mixed  # no longer a sum over samples
-    main = (grads or [p for p in live if isinstance(p[1], Layout)] or live)[0]
-    if id(main[0]) == _denominator(call) and not isinstance(main[1], Layout):
-        return mixed
-    others = [pair for pair in live if pair is not main]
-    scalars = [pair for pair in others if not isinstance(pair[1], Layout)]
-    if isinstance(main[1], Mixed) or any(t.numel() != 1 for t, _ in scalars):
-        return mixed
-    if isinstance(main[1], Additive):
-        if len(scalars) < len(others):
-            return mixed
-        return Additive(mixed.reason if scalars else main[1].coupled)
+    below = None if operator.name in ("mul", "multiply") else call.arg(1, "other")
     layered = [pair for pair in live if isinstance(pair[1], Layout)]
-    return _propagate_coupled(operator, call, layered, mixed.reason if scalars else None)
-
-
-def _denominator(call: Call) -> int | None:
-    return id(call.arg(1, "other")) if call.name in ("div", "divide", "true_divide") else None
+    grads = [pair for pair in live if pair[0].requires_grad]
+    first = (grads or layered or live)[0]
+    main, state = first
+    numbers = [p[0] for p in live if p is not first and not isinstance(p[1], Layout)]
+    sums = any(isinstance(_why(s), Sums) for _, s in live)
+    if (
+        isinstance(state, Mixed)
+        or len(grads) > 1
+        or (main is below and (grads or sums or not isinstance(state, Layout)))
+        or (sums and len(live) > 1)  # no longer a sum over samples
+        or any(t.numel() != 1 for t in numbers)
+        or (isinstance(state, Additive) and layered)
+    ):
+        return mixed
+    if isinstance(state, Additive):
+        return Additive(mixed.reason if numbers else state.coupled)
+    return _propagate_coupled(operator, call, layered, mixed.reason if numbers else None)
 
 
 def _propagate_coupled(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import Mixing
-from .layout import Layout, Shape, closed, explicit, ids_of
+from .layout import Layout, Shape, closed, disagree, explicit, ids_of
 
 
 def reshape(layout: Layout, old: Shape, new: Shape, n: int, device: torch.device) -> Layout:
@@ -20,9 +21,7 @@ def reshape(layout: Layout, old: Shape, new: Shape, n: int, device: torch.device
         return Layout(0, 1, torch.full((1,) * len(new), -1, device=device))
     if layout.ids is not None:
         return _reshape_ids(layout.ids, old, new, n)
-    stride = layout.inner
-    for d in range(layout.axis + 1, len(old)):
-        stride *= old[d]
+    stride = layout.inner * math.prod(old[layout.axis + 1 :])
     post = 1
     for d in range(len(new) - 1, -1, -1):
         if stride % post == 0:
@@ -46,13 +45,9 @@ def _reshape_ids(ids: Tensor, old: Shape, new: Shape, n: int) -> Layout:
     pieces: list[int] = []
     view: list[int] = []
     for olds, news in _groups(old, new):
-        mine = [ids.size(d) for d in olds]
-        if all(size == 1 for size in mine):
-            view += [1] * len(news)
-            pieces += [1] * len(olds)
-        else:
-            view += [new[d] for d in news]
-            pieces += [old[d] for d in olds]
+        thin = all(ids.size(d) == 1 for d in olds)
+        pieces += [1 if thin else old[d] for d in olds]
+        view += [1 if thin else new[d] for d in news]
     full = ids.expand(pieces).reshape(view)
     return explicit(squeeze_colours(full, n), n)
 
@@ -102,7 +97,7 @@ def paint(
     """Colours after a write to these places of the flattened target; -1 leaves a place as it is."""
     flat, where, new = before.flatten(), places.flatten(), colours.flatten()
     after = flat.scatter_reduce(0, where, new, "amax", include_self=True)
-    if bool(((new >= 0) & (after[where] != new)).any()):
+    if disagree(new, after[where]):
         raise Mixing(why, fix)
     return after.view(before.shape)
 
@@ -128,9 +123,9 @@ def _on_one_axis(ids: Tensor, n: int) -> Tensor:
         return ids
     for axis in wide:
         top = ids.amax([d for d in wide if d != axis], keepdim=True)
-        if bool((top >= 0).all()) and torch.unique(top).numel() == n:
-            if bool(((ids == top) | (ids < 0)).all()):
-                return top
+        known = bool(((ids == top) | (ids < 0)).all() & (top >= 0).all())
+        if known and torch.unique(top).numel() == n:
+            return top
     return ids
 
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ..errors import Mixing
 from .call import Call
-from .equations import places_of, product_equation, spell_terms
-from .layout import Constant, Layout, State, ids_of
+from .families.contraction import places_of, product_equation, spell_terms
+from .layout import Coloured, Constant, Layout, disagree, ids_of, uncoupled
 from .operators import Operator
 from .reshaping import squeeze_colours
 
@@ -25,15 +25,13 @@ ZEROS = frozenset(("matmul", "mm", "bmm", "einsum", "scaled_dot_product_attentio
 
 def separate_by_zeros(
     operator: Operator, args: Sequence[Any], kwargs: dict[str, Any], out: Any,
-    coloured: Sequence[tuple[Tensor, State]], n: int,
+    coloured: Coloured, n: int,
 ) -> Layout | None:  # fmt: skip
     """The layout of a product of samples and a constant, if its zeros keep samples separate."""
-    layouts: dict[int, Layout] = {}
-    for tensor, state in coloured:
-        if isinstance(state, Layout) and state.coupled is None:
-            layouts[id(tensor)] = state
-        elif not isinstance(state, Constant) or tensor.requires_grad:
-            return None
+    layouts = uncoupled(coloured)
+    rest = [(t, state) for t, state in coloured if id(t) not in layouts]
+    if any(not isinstance(state, Constant) or t.requires_grad for t, state in rest):
+        return None
     call = Call(operator.name, lambda: None, args, kwargs, out, layouts, n)
     try:
         if operator.name == "scaled_dot_product_attention":
@@ -52,17 +50,16 @@ def _constant(call: Call, tensor: Any) -> bool:
 def _product(call: Call) -> Layout | None:
     """Two factors, one of them constant: an element is of the samples that it is made of."""
     equation, factors = _as_equation(call)
-    if len(factors) != 2 or not isinstance(equation, str):
+    if len(factors) != 2:
         return None
     at = 1 if _constant(call, factors[1]) else 0
     constant, data = factors[at], factors[1 - at]
     layout = call.layout(data)
-    if layout is None or not _constant(call, constant) or bool(constant.all()):
-        return None
-    if len(layout.axes) != 1 or not bool(data.isfinite().all()):
+    if layout is None or len(layout.axes) != 1 or not _constant(call, constant):
         return None
     letters = spell_terms(equation, factors, call.out.dim())
-    if places_of(letters[1 - at], letters[2])[layout.axes[0]] is not None:
+    kept = places_of(letters[1 - at], letters[2])[layout.axes[0]] is not None
+    if kept or bool(constant.all()) or not bool(data.isfinite().all()):
         return None
     ids = ids_of(layout, data.shape, call.n, data.device)
 
@@ -77,8 +74,7 @@ def _product(call: Call) -> Layout | None:
 def _as_equation(call: Call) -> tuple[str, Sequence[Tensor]]:
     """A product as ``einsum`` spells it, and its factors."""
     if call.name == "einsum":
-        terms = call.args[1] if isinstance(call.args[1], (list, tuple)) else call.args[1:]
-        return call.args[0], terms
+        return call.args[0], call.args[1]
     a, b = call.arg(0, "input", "self"), call.arg(1, "other", "mat2")
     return product_equation(a.dim(), b.dim()), [a, b]
 
@@ -104,17 +100,14 @@ def _attention(call: Call) -> Layout | None:
     queries, keys, values = (_rows(call, t) for t in (q, k, v))
     if queries is None or keys is None or values is None or not torch.equal(keys, values):
         return None
-    if not all(bool(t.isfinite().all()) for t in (q, k, v)) or not _mask_outweighs(q, k, mask):
-        return None
     open_ = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
     keys = keys.unsqueeze(-2)
     left = torch.where(open_, keys, -1)
     owner = left.amax(-1)
-    if bool(((left >= 0) & (left != owner.unsqueeze(-1))).any()):
-        return None
-    if not _closed_rows_are_zero(call.out, mask, open_):
-        return None
-    if bool(((queries >= 0) & (owner >= 0) & (queries != owner)).any()):
+    finite = all(bool(t.isfinite().all()) for t in (q, k, v)) and _mask_outweighs(q, k, mask)
+    closed = _closed_rows_are_zero(call.out, mask, open_)
+    mixed = disagree(left, owner.unsqueeze(-1)) or disagree(queries, owner)
+    if mixed or not finite or not closed:
         return None
     colours = torch.maximum(queries, owner).unsqueeze(-1)
     return Layout(rows, 1, squeeze_colours(colours, call.n))

@@ -22,26 +22,19 @@ def assign_owners(
     gradients of guessed rows are taken only if losses are in the samples' order, so that each row
     is the gradient of the loss in its place. Where ``more_to_come``, rows stay unowned.
     """
-    if states.__class__ is not Layout or states.ids is None:
+    ids = states.ids if states.__class__ is Layout else None
+    if ids is None or not bool((ids < 0).any()):
         return states, None
-    ids = states.ids
     unowned = ids < 0
-    if not bool(unowned.any()):
-        return states, None
     if bool(unowned.all()):
         found = None if more_to_come else _owners_of_unowned(ids, n, patterns, shape)
     else:
         found = _owners_by_user_ids(ids, patterns)
-    if found is None and not more_to_come and not bool(unowned.all()):
-        hinted = torch.where(ids < -1, -2 - ids, ids)
-        found = _the_only(hinted) if bool((hinted < 0).any()) else hinted
-        if found is None:
-            guess = by_position(hinted, n)
-            found = None if guess is None else ids_of(guess, ids.shape, n, ids.device)
+        if found is None and not more_to_come:
+            found = _guess_owners(ids, n)
     if found is None:
         return states, None
-    axis = next((d for d, size in enumerate(found.shape) if size > 1), 0)
-    return Layout(axis, 1, found, states.coupled), unowned
+    return Layout(0, 1, found, states.coupled), unowned
 
 
 def _owners_of_unowned(
@@ -66,10 +59,16 @@ def _owners_by_user_ids(ids: Tensor, patterns: Sequence[Tensor]) -> Tensor | Non
     return None
 
 
-def _the_only(ids: Tensor) -> Tensor | None:
-    """All of it one sample's, if what is known is."""
+def _guess_owners(ids: Tensor, n: int) -> Tensor | None:
+    """By what rows were joined to: hints, the only sample there is, or the position."""
+    ids = torch.where(ids < -1, -2 - ids, ids)
     known = ids[ids >= 0]
-    return known[:1].reshape((1,) * ids.dim()) if bool((known == known[0]).all()) else None
+    if known.numel() == ids.numel():
+        return ids
+    if bool((known == known[0]).all()):
+        return known[:1].reshape((1,) * ids.dim())
+    guess = by_position(ids, n)
+    return None if guess is None else ids_of(guess, ids.shape, n, ids.device)
 
 
 def in_order(layout: Layout, shape: Shape, n: int, patterns: Sequence[Tensor]) -> bool:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .layout import CONSTANT, Layout, closed, explicit, ids_of
+from .layout import CONSTANT, Layout, closed, disagree, explicit, ids_of
 from .reshaping import squeeze_colours
 
 
@@ -94,9 +94,7 @@ def _colours(written: Written, whole: Place, tensor: Tensor, n: int) -> Tensor |
 
     for place, layout in written:
         before, new = seen(place), ids_of(layout, place.shape, n, tensor.device)
-        if before is None or overlaps(place.shape, place.stride):
-            return None
-        if bool(((before >= 0) & (new >= 0) & (before != new)).any()):
+        if before is None or overlaps(place.shape, place.stride) or disagree(before, new):
             return None
         before.copy_(torch.maximum(before, new))
     return seen(place_of(tensor))

@@ -4,7 +4,6 @@ from . import (  # noqa: F401  (importing a family fills the table)
     broadcast,
     contraction,
     convolution,
-    distance,
     embedding,
     linear,
     normalization,

@@ -73,14 +73,11 @@ def unbroadcast_rows(grad: Tensor, layout: Layout, operand: Operand, n: int) -> 
 
 def _closed(grad: Tensor, layout: Layout, over: list[int], n: int, dtype: torch.dtype) -> Tensor:
     axis, inner = layout.axis, layout.inner
-    if n == 0:
-        rest = [s for d, s in enumerate(grad.shape) if d not in over and d != axis]
-        return grad.new_zeros((0, *rest), dtype=dtype)
-    outer = grad.shape[axis] // (n * inner)
-    if outer == inner == 1:
+    if grad.shape[axis] == n:
         dims = [d for d in over if d != axis]
         rows = grad.sum(dims, dtype=dtype) if dims else grad.to(dtype)
         return rows.movedim(axis - sum(d < axis for d in dims), 0)
+    outer = grad.shape[axis] // (n * inner)
     split = grad.reshape(*grad.shape[:axis], outer, n, inner, *grad.shape[axis + 1 :])
     dims = [axis, axis + 2] + [d if d < axis else d + 2 for d in over if d != axis]
     return split.sum(dims, dtype=dtype).movedim(axis - sum(d < axis for d in dims if d < axis), 0)
@@ -89,18 +86,13 @@ def _closed(grad: Tensor, layout: Layout, over: list[int], n: int, dtype: torch.
 def _ragged(grad: Tensor, layout: Layout, over: list[int], n: int, dtype: torch.dtype) -> Tensor:
     axes = list(layout.axes)
     assert layout.ids is not None
-    if not axes:  # all of one sample
-        rows = grad.sum(over, dtype=dtype) if over else grad.to(dtype)
-        out = rows.new_zeros((n, *rows.shape))
-        out[int(layout.ids.flatten()[0])] = rows
-        return out
     dims = [d for d in over if d not in axes]
     rows = grad.sum(dims, keepdim=True, dtype=dtype) if dims else grad.to(dtype)
-    rows = rows.movedim(axes, list(range(len(axes)))).flatten(0, len(axes) - 1)
+    rows = rows.movedim(axes, list(range(len(axes))))
     ids = layout.ids.flatten()
-    keep = ids >= 0
+    rows = rows.reshape(ids.numel(), *rows.shape[len(axes) :])
     out = rows.new_zeros((n, *rows.shape[1:]))
-    return out.index_add_(0, ids[keep], rows[keep])
+    return out.index_add_(0, ids[ids >= 0], rows[ids >= 0])
 
 
 def scatter_rows(grad: Tensor, layout: Layout, operand: Operand, n: int) -> Form:
@@ -133,32 +125,27 @@ def arithmetic(use: Use, firing: Firing, n: int) -> Forms:
     """The derivative by one operand is elementwise; then it is summed to the operand's shape."""
     a, b = use.bind(firing, "input", "other")
     grad, layout = only_output(use, firing)
-    if not isinstance(a, (Tensor, int, float)) or a is b:
-        raise Unsuited
     alpha = use.option("alpha", 1)
-    alpha = alpha.conjugate() if isinstance(alpha, complex) else alpha
-    if use.option("rounding_mode", None) is not None:
+    if not isinstance(a, (Tensor, int, float)) or a is b or use.option("rounding_mode", None):
         raise Unsuited
     if use.operator == "rsub":
         a, b = b, a
-    parts = [_derivative(use.operator, a, b, grad, o.value is a, alpha) for o in use.operands]
+    alpha = alpha.conjugate() if isinstance(alpha, complex) else alpha
+    one, two = (t.conj() if isinstance(t, Tensor) else t for t in (a, b))
+    parts = [_derivative(use.operator, one, two, grad, o.value is a, alpha) for o in use.operands]
     return [unbroadcast(p, layout, o, n) for p, o in zip(parts, use.operands, strict=True)]
 
 
 def _derivative(
     operator: str, a: Tensor, b: Tensor, grad: Tensor, first: bool, alpha: complex
 ) -> Tensor:
-    if operator == "add":
-        return grad if first or alpha == 1 else grad * alpha
-    if operator in ("sub", "subtract", "rsub"):
-        return grad if first else -grad * alpha
+    """By the first operand or the second, both given as their conjugates."""
     if operator in ("mul", "multiply"):
-        other = b if first else a
-        return grad * (other.conj() if isinstance(other, Tensor) else other)
-    if first:
-        return grad / (b.conj() if isinstance(b, Tensor) else b)
-    top = a.conj() if isinstance(a, Tensor) else a
-    return -grad * (top / b.conj() / b.conj())  # the square of a small number may vanish
+        return grad * (b if first else a)
+    if operator.startswith(("div", "true")):
+        return grad / b if first else -grad * (a / b / b)  # a small number's square may vanish
+    factor = 1 if first else alpha if operator == "add" else -alpha
+    return grad if factor == 1 else grad * factor
 
 
 @rule("cat concat concatenate stack")

@@ -107,9 +107,9 @@ def _arrange(
 def einsum(use: Use, firing: Firing, n: int) -> Forms:
     """Two terms are one contraction; of more, those that are no parameter are multiplied first."""
     args, _ = use.arguments(firing)
-    equation, terms = args[0], args[1] if isinstance(args[1], (list, tuple)) else args[1:]
+    equation, terms = args[0], args[1]
     grad, layout = only_output(use, firing)
-    if not isinstance(equation, str) or len(terms) < 2:
+    if len(terms) < 2:
         raise Unsuited
     *letters, out = spell_terms(equation, terms, grad.dim())
     if any(len(set(each)) != len(each) for each in letters):
@@ -121,14 +121,14 @@ def einsum(use: Use, firing: Firing, n: int) -> Forms:
             raise Unsuited
         others = list(zip(terms, letters, strict=True))
         weight = others.pop(mine[0])
-        found.append(_of_one(weight, others, (grad, out), layout, n))
+        found.append(of_term(weight, others, (grad, out), layout, n))
     return found
 
 
 Term = tuple[Tensor, str]
 
 
-def _of_one(weight: Term, others: list[Term], result: Term, layout: Layout, n: int) -> Form:
+def of_term(weight: Term, others: list[Term], result: Term, layout: Layout, n: int) -> Form:
     """The form of one term."""
     if len(others) == 1:
         return contraction(*others[0], *weight, *result, layout, n)
@@ -179,8 +179,6 @@ def _written_out(weight: Term, left: Tensor, kept: str, layout: Layout, n: int) 
     sizes = dict(zip(kept, left.shape, strict=True))
     if any(sizes.get(c) != size for c, size in zip(mine, value.shape, strict=True)):
         raise Unsuited
-    if any(kept[d] in mine for d in layout.axes):
-        raise Unsuited
     order = "".join(c for c in kept if c not in mine) + mine
     where = [kept.index(c) for c in order]
     rows = by_sample(left.permute(where), move_layout(layout, kept, order), n, len(mine))
@@ -191,15 +189,13 @@ def parameter_axes(use: Use, firing: Firing, rank: int) -> set[int] | None:
     """The result's axes that belong to the parameter of a product; None if it is not a factor."""
     args, kwargs = use.arguments(firing)
     if use.operator == "einsum":
-        equation, terms = args[0], list(args[1] if isinstance(args[1], (list, tuple)) else args[1:])
-        if len(terms) != 2 or not isinstance(equation, str):
-            return None
+        equation, terms = args[0], args[1]
     else:
         both = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor)][-2:]
         terms = both[::-1] if use.operator == "rmatmul" else both
         equation = product_equation(terms[0].dim(), terms[1].dim())
     letters = spell_terms(equation, terms, rank)
     mine = [k for k, term in enumerate(terms) if any(o.value is term for o in use.operands)]
-    if len(mine) != 1:
+    if len(mine) != 1 or len(terms) != 2:
         return None
     return {d for d, c in enumerate(letters[2]) if c in letters[mine[0]]}

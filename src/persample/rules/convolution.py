@@ -58,18 +58,11 @@ def convolution(use: Use, firing: Firing, n: int) -> Forms:
         _each(given["stride"], axes, 1), _each(None if padding == "valid" else padding, axes, 0),
         dilation, transposed, _each(given.get("output_padding"), axes, 0), given["groups"] or 1,
     )  # fmt: skip
-    return _forms(use, firing, x, weight, geometry, n)
-
-
-def _forms(
-    use: Use, firing: Firing, x: Tensor, weight: Tensor, geometry: Geometry, n: int
-) -> Forms:
     grad, layout = only_output(use, firing)
-    if grad.is_complex() or any(o.value is x for o in use.operands):
+    alone = x.dim() != weight.dim()  # an image without a batch
+    if grad.is_complex() or any(o.value is x for o in use.operands) or (alone and n != 1):
         raise Unsuited
-    if x.dim() != weight.dim():  # an image without a batch
-        if n != 1:
-            raise Unsuited
+    if alone:
         x, grad = x.unsqueeze(0), grad.unsqueeze(0)
     ordered, images = _images(grad.contiguous(), layout, n)
 

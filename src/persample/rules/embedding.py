@@ -40,11 +40,10 @@ def looked_up(grad: Tensor, layout: Layout, operand: Operand, n: int) -> OfTable
 def of_table(form: Dense, lookup: Lookup) -> Form:
     """The gradient of ``table[index]``, the same index for every sample, as one of the table."""
     n, index, width = form.n, lookup.index.reshape(-1), form.shape[-1]
-    if lookup.padding is None or lookup.padding < 0:
-        if index.numel() and bool((index.diff() == 1).all()):  # positions: a slice of the table
-            piece = Dense(form.values.reshape(n, index.numel(), width))
-            return Part(piece, lookup.shape, (width, 1), int(index[0]) * width)
     values = form.values.reshape(n, index.numel(), width)
+    padded = lookup.padding is not None and lookup.padding >= 0
+    if not padded and index.numel() and bool((index.diff() == 1).all()):  # positions: a slice
+        return Part(Dense(values), lookup.shape, (width, 1), int(index[0]) * width)
     return table_rows(closed(0), index.repeat(n), values, n, lookup.shape, lookup.padding)
 
 
@@ -54,9 +53,7 @@ def table_rows(
 ) -> Rows:  # fmt: skip
     """Rows of no sample, and of the padding index, count nothing."""
     index, values = index.reshape(-1), grad.flatten(0, -2) if grad.dim() > 1 else grad[None]
-    keep = sample = None
-    if padding is not None and padding >= 0:
-        keep = index != padding
+    keep, sample = _kept(index, padding), None
     even = layout.ids is None and layout.axis == 0 and grad.dim() > 1
     if not even or grad.shape[0] != n * layout.inner:
         sample = row_ids(grad, layout, n, grad.dim() - 1)
@@ -66,6 +63,11 @@ def table_rows(
     if keep is not None:
         values = values.masked_fill(~keep.unsqueeze(1), 0)
     return Rows(sample, index.to(torch.long), values, n, shape)
+
+
+def _kept(index: Tensor, padding: int | None) -> Tensor | None:
+    """Where an index is not the one for padding, if there is such."""
+    return None if padding is None or padding < 0 else index != padding
 
 
 @rule("embedding_bag _embedding_bag _embedding_bag_forward_only")
@@ -89,15 +91,14 @@ def embedding_bag(use: Use, firing: Firing, n: int) -> Forms:
     rows = torch.arange(index.shape[0], device=index.device)
     bag = torch.searchsorted(starts, rows, right=True) - 1
     sample = row_ids(grad, layout, n, 1)[bag]
-    keep = sample >= 0
-    if padding is not None and padding >= 0:
-        keep = keep & (index != padding)
+    keep, kept = sample >= 0, _kept(index, padding)
+    keep = keep if kept is None else keep & kept
     values = grad[bag]
     if scales is not None:
         values = values * scales.unsqueeze(1)
     if mode == 1:
         sizes = torch.zeros(bags, dtype=grad.dtype, device=grad.device)
-        sizes.index_add_(0, bag, (keep if padding is not None else sample >= 0).to(grad.dtype))
+        sizes.index_add_(0, bag, keep.to(grad.dtype))
         values = values / sizes.clamp(min=1)[bag].unsqueeze(1)
     values = values.masked_fill(~keep.unsqueeze(1), 0)
     return [Rows(sample.clamp(min=0), index.to(torch.long), values, n, weight.shape)]
@@ -147,9 +148,9 @@ def _chosen_rows(use: Use, firing: Firing, index: list[Any], n: int) -> Form:
     grad, layout = only_output(use, firing)
     operand = only_operand(use)
     table = operand.value
-    if operand.position != 0 or operand.expanded or not 0 < len(index) <= table.dim():
-        raise Unsuited
-    if not all(isinstance(i, Tensor) and i.dtype in (torch.int64, torch.int32) for i in index):
+    numbers = all(isinstance(i, Tensor) and i.dtype in (torch.int64, torch.int32) for i in index)
+    own = operand.position == 0 and not operand.expanded
+    if not own or not numbers or not 0 < len(index) <= table.dim():
         raise Unsuited
     where, count = _places(index, table.shape)
     rest = table.shape[len(index) :]
@@ -163,9 +164,7 @@ def _chosen_rows(use: Use, firing: Firing, index: list[Any], n: int) -> Form:
 
 def _places(index: list[Tensor], shape: torch.Size) -> tuple[Tensor, int]:
     """The number of every chosen row when the indexed axes are one, and how many there are."""
-    where: Tensor | None = None
+    where = torch.zeros((), dtype=torch.int64, device=index[0].device)
     for i, size in zip(index, shape, strict=False):
-        i = torch.where(i < 0, i + size, i).to(torch.int64)
-        where = i if where is None else where * size + i
-    assert where is not None
+        where = where * size + torch.where(i < 0, i + size, i)
     return where, math.prod(shape[: len(index)])

@@ -25,9 +25,8 @@ _KNOWN = POINTWISE | _BATCHED | _AROUND | {"max", "min"}
 def by_expanded_copies(use: Use, firing: Firing, n: int) -> Forms:
     """One form per operand, where the operator can be run on copies."""
     grad, operator = firing.grads[0], find(use.func)
-    if grad is None or len(firing.grads) != 1 or use.rng is not None or not n:
-        raise Unsuited
-    if operator.rule is None or operator.name != use.operator:
+    plain = len(firing.grads) == 1 and use.rng is None and operator.rule is not None
+    if grad is None or not plain or operator.name != use.operator or not n:
         raise Unsuited
     layout = use.out_layouts[0]
     shapes = [_shape_of_copies(use, firing, operand, grad, layout, n) for operand in use.operands]
@@ -36,7 +35,7 @@ def by_expanded_copies(use: Use, firing: Firing, n: int) -> Forms:
             (operand.value.detach().expand(shape).requires_grad_(), where)
             for operand, (shape, where) in zip(use.operands, shapes, strict=True)
         ]
-        found = _gradients(use, firing, copies, n)
+        found = _gradients(use, firing, grad, copies, n)
     except (RuntimeError, ValueError, TypeError, IndexError):  # it does not broadcast this one
         raise Unsuited from None
     return [
@@ -50,7 +49,10 @@ def _shape_of_copies(
 ) -> tuple[torch.Size, Layout]:
     """The shape of an operand with a copy for every sample, and where they are."""
     name, value = use.operator, operand.value
-    if name in POINTWISE or (name in ("max", "min") and _two(use, firing)):
+    two = name in ("max", "min") and all(
+        isinstance(t, Tensor) for t in use.bind(firing, "input", "other")
+    )
+    if name in POINTWISE or two:
         if value.dim() == 0 and value.dtype != grad.dtype:
             raise Unsuited  # a number does not decide the result's dtype, copies of it would
         return grad.shape, layout
@@ -76,11 +78,6 @@ def _batch_matrices(value: Tensor, grad: Tensor) -> torch.Size:
     return torch.Size((*lead, *value.shape[-2:]))
 
 
-def _two(use: Use, firing: Firing) -> bool:
-    """Whether the larger of two tensors was asked for."""
-    return all(isinstance(t, Tensor) for t in use.bind(firing, "input", "other"))
-
-
 def _around(use: Use, firing: Firing, layout: Layout) -> tuple[torch.Size, Layout]:
     """Both arguments in full, with the axis that is summed away."""
     axis, keep = -1, False
@@ -97,19 +94,16 @@ def _around(use: Use, firing: Firing, layout: Layout) -> tuple[torch.Size, Layou
 
 
 def _gradients(
-    use: Use, firing: Firing, copies: list[tuple[Tensor, Layout]], n: int
+    use: Use, firing: Firing, grad: Tensor, copies: list[tuple[Tensor, Layout]], n: int
 ) -> list[Tensor | None]:
     """Of every copy, if the samples among them are kept separate."""
-    grad = firing.grads[0]
-    assert grad is not None
     saved = [t.detach() for t in firing.saved]
     values = [copy for copy, _ in copies]
     with torch.enable_grad():
         args, kwargs, leaves = use.call(saved, values)
         out = use.run(args, kwargs, saved)
-    if not isinstance(out, Tensor) or out.shape != grad.shape:
-        raise Unsuited
-    if out.dtype != use.tapped.dtypes[0] or not out.requires_grad:
+    fits = isinstance(out, Tensor) and out.shape == grad.shape and out.requires_grad
+    if not fits or out.dtype != use.tapped.dtypes[0]:
         raise Unsuited
     coloured: list[tuple[Tensor, State]] = [
         (leaves[k], layout)
@@ -146,7 +140,5 @@ def _expect_separate(
 
 def _alike(one: Layout, two: Layout, grad: Tensor, n: int) -> bool:
     """Whether two layouts say the same."""
-    if one.ids is None and two.ids is None:
-        return one.axis == two.axis and one.inner == two.inner
-    ids = [ids_of(each, grad.shape, n, grad.device).expand(grad.shape) for each in (one, two)]
-    return torch.equal(*ids)
+    ids = (ids_of(each, grad.shape, n, grad.device).expand(grad.shape) for each in (one, two))
+    return one is two or torch.equal(*ids)

@@ -45,14 +45,9 @@ def only(data: Sequence[Tensor], layouts: Sequence[Layout | None], i: int, n: in
 
 
 def _copy_sample(tensor: Tensor, layout: Layout, i: int, n: int) -> Tensor:
-    if layout.ids is not None:
-        mine = (ids_of(layout, tensor.shape, n, tensor.device) == i).expand(tensor.shape)
-        own = tensor[mine]
-        return torch.where(mine, tensor, own[0] if own.numel() else 0)
-    axis, inner = layout.axis, layout.inner
-    index = torch.arange(tensor.shape[axis], device=tensor.device)
-    index = index // (n * inner) * (n * inner) + i * inner + index % inner
-    return tensor.index_select(axis, index)
+    mine = (ids_of(layout, tensor.shape, n, tensor.device) == i).expand(tensor.shape)
+    own = tensor[mine]
+    return torch.where(mine, tensor, own[0] if own.numel() else 0)
 
 
 def generic(use: Use, firing: Firing, n: int) -> Forms:

@@ -1,16 +1,26 @@
-"""Matrix products with a parameter: linear, matmul and its relatives, experts side by side."""
+"""Products and distances of rows with a parameter: linear, matmul, experts, code books."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from ..forms import JOINED, Dense, Form, Outer, Part, Pieces, wide
-from ..layouts import Layout, place_in_groups, product_equation, spell_terms
+from ..forms import Dense, Form, Outer, Part, Pieces, Replay, wide
+from ..layouts import Layout, place_in_groups, product_equation, remap, spell_terms
 from ..uses import Firing, Operand, Use
 from .broadcast import unbroadcast, unbroadcast_rows
-from .contraction import contraction
-from .table import Forms, OfTable, Unsuited, factor, only_operand, only_output, row_ids, rule
+from .contraction import contraction, of_term
+from .table import (
+    Forms,
+    OfTable,
+    Unsuited,
+    by_sample,
+    factor,
+    only_operand,
+    only_output,
+    row_ids,
+    rule,
+)
 
 
 def _product(a: Tensor, b: Tensor, operand: Operand, grad: Tensor, layout: Layout, n: int) -> Form:
@@ -70,18 +80,14 @@ def bilinear(use: Use, firing: Firing, n: int) -> Forms:
     """X (…, i), y (…, j), weight (o, i, j), bias (o): products of x and y, times the gradient."""
     x, y, weight, bias = use.bind(firing, "input1", "input2", "weight", "bias")
     grad, layout = only_output(use, firing)
-    if grad.is_complex():
-        raise Unsuited
-    left = factor(grad, layout, n)
+    *data, mine, out = spell_terms("...i,...j,oij->...o", (x, y, weight), grad.dim())
     found: Forms = []
     for operand in use.operands:
         if operand.value is bias:
-            found.append(_shift(left, grad, layout, operand, n))
+            found.append(_shift(factor(grad, layout, n), grad, layout, operand, n))
         elif operand.value is weight and operand.value is not x and operand.value is not y:
-            if left.dim() > 2 and left.shape[1] > weight.shape[0]:
-                raise Unsuited  # products of every position would be larger than the rows
-            both = (x.unsqueeze(-1) * y.unsqueeze(-2)).flatten(-2)
-            found.append(Outer(left, factor(both, layout, n), weight.shape))
+            others = list(zip((x, y), data, strict=True))
+            found.append(of_term((weight, mine), others, (grad, out), layout, n))
         else:
             raise Unsuited
     return found
@@ -123,24 +129,16 @@ def addmm(use: Use, firing: Firing, n: int) -> Forms:
 
 @rule("_grouped_mm grouped_mm")
 def grouped_mm(use: Use, firing: Firing, n: int) -> Forms:
-    """X (r, i) with r sorted by expert, weight (e, i, o), offsets (e): one Outer per expert.
-
-    All experts are blocks of one Outer where they have about equally many rows.
-    """
+    """X (r, i) with r sorted by expert, weight (e, i, o), offsets (e): one Outer per expert."""
     x, weight, offsets = use.bind(firing, "input", "mat2", "offs")
     grad, layout = only_output(use, firing)
     if x.dim() != 2 or only_operand(use, weight).value.dim() != 3 or offsets is None:
         raise Unsuited
     routed = _Routed(row_ids(grad, layout, n, 1), offsets, n)
-    experts, i, o = weight.shape
-    longest = max(routed.longest, default=0)
-    if not longest:
+    if not any(routed.longest):
         raise Unsuited
-    spare = experts * longest - sum(routed.longest)
-    if n * spare * (i + o) <= experts * JOINED:
-        left, right = (routed.side_by_side(rows, longest) for rows in (x, grad))
-        return [Outer(left, right, weight.shape)]
-    mine, theirs = routed.one_by_one(x), routed.one_by_one(grad)
+    _, i, o = weight.shape
+    mine, theirs = routed.rows(x), routed.rows(grad)
     parts = [
         Part(Outer(mine[e], theirs[e], torch.Size((i, o))), weight.shape, (o, 1), e * i * o)
         for e in mine
@@ -155,19 +153,12 @@ class _Routed:
         rows = torch.arange(ids.numel(), device=ids.device)
         expert = torch.searchsorted(offsets.to(rows), rows, right=True)
         self.used = ((ids >= 0) & (expert < offsets.numel())).nonzero().flatten()  # not padding
-        self.n, self.experts = n, offsets.numel()
         self.sample, self.expert = ids[self.used], expert[self.used]
-        self.place, counts = place_in_groups(self.expert * n + self.sample, self.experts * n)
-        self.longest: list[int] = counts.view(self.experts, n).amax(1).tolist() if n else []
+        self.place, counts = place_in_groups(self.expert * n + self.sample, offsets.numel() * n)
+        self.longest: list[int] = counts.view(-1, n).amax(1).tolist() if n else []
+        self.n = n
 
-    def side_by_side(self, rows: Tensor, longest: int) -> Tensor:
-        """(n, e, longest, width), filled up with zeros."""
-        at = (self.sample * self.experts + self.expert) * longest + self.place
-        out = rows.new_zeros(self.n, self.experts, longest, rows.shape[1])
-        out.view(-1, rows.shape[1]).index_copy_(0, at, rows[self.used])
-        return out
-
-    def one_by_one(self, rows: Tensor) -> dict[int, Tensor]:
+    def rows(self, rows: Tensor) -> dict[int, Tensor]:
         """(n, longest of the expert, width) of every expert that has rows."""
         lengths = torch.tensor(self.longest, device=rows.device)
         starts = (lengths.cumsum(0) - lengths) * self.n
@@ -180,3 +171,37 @@ class _Routed:
             for e, (part, length) in enumerate(zip(each, self.longest, strict=True))
             if length
         }
+
+
+@rule("cdist")
+def cdist(use: Use, firing: Firing, n: int) -> Forms:
+    """Two matrices; batches of matrices broadcast."""
+    one, two, power, mode = use.bind(firing, "x1", "x2", "p", "compute_mode")
+    (grad, layout), operand = only_output(use, firing), only_operand(use)
+    matrices = grad.dim() == one.dim() == two.dim() == 2
+    if not matrices or operand.expanded or grad.dtype != wide(grad.dtype):
+        raise Unsuited
+    data = one
+    if operand.value is one:
+        data, grad, layout = two, grad.mT, remap(layout, [1, 0], 2)
+    rows, seeds = by_sample(data, layout, n, 1), by_sample(grad, layout, n, 1)
+    shared = operand.value
+    options = [2.0 if power is None else power, *([] if mode is None else [mode])]
+
+    def pull(rows: Tensor, copies: Tensor, seeds: Tensor) -> Tensor:
+        with torch.enable_grad():
+            copies = copies.detach().requires_grad_()
+            out = use.run((rows, copies, *options), {}, ())
+        return torch.autograd.grad(out, copies, seeds)[0]
+
+    def each(first: int, last: int) -> Tensor:
+        copies = shared.expand(last - first, *shared.shape)
+        return pull(rows[first:last], copies, seeds[first:last])
+
+    def added(c: Tensor) -> Tensor:
+        scaled = seeds * c.to(seeds.dtype).view(-1, 1, 1)
+        return pull(rows.flatten(0, 1), shared, scaled.flatten(0, 1))
+
+    if n * shared.numel() <= rows.numel() + seeds.numel():
+        return [Dense(each(0, n))]
+    return [Replay(each, added, n, shared, [rows, seeds])]

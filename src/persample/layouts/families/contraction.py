@@ -1,7 +1,11 @@
-"""Products: matmul and its relatives, einsum, linear, attention, and of pairs of vectors."""
+"""Products: matmul and its relatives, einsum, linear, attention, and of pairs of vectors.
+
+They are spelled as ``einsum`` spells them: a letter for each axis.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from string import ascii_letters
 from typing import Any
@@ -11,7 +15,6 @@ from torch import Tensor
 
 from ...errors import Mixing
 from ..call import Call, Result, axes, carry, gather_colours
-from ..equations import places_of, product_equation, spell_terms
 from ..layout import Additive, Layout, explicit, ids_of
 from ..operators import rule
 from ..reshaping import colour_groups
@@ -25,6 +28,40 @@ _ALONG: dict[str, tuple[int | None, int]] = {
 }  # fmt: skip
 
 
+def product_equation(a: int, b: int) -> str:
+    """``a @ b`` of tensors of these ranks."""
+    left, right = "...yz" if a > 1 else "z", "...zx" if b > 1 else "z"
+    return f"{left},{right}->...{left[3:4]}{right[4:]}"
+
+
+@functools.lru_cache(maxsize=1024)
+def places_of(letters: str, result: str) -> tuple[int | None, ...]:
+    """Where each axis is in the result; of a repeated letter (a diagonal), no axis is followed."""
+    return tuple(
+        result.index(c) if c in result and letters.count(c) == 1 else None for c in letters
+    )
+
+
+def spell_terms(equation: str, terms: Sequence[Tensor], rank: int) -> tuple[str, ...]:
+    """Every term's letters and those of the result, of this rank, without dots."""
+    return _spell(equation, tuple([tensor.dim() for tensor in terms]), rank)
+
+
+@functools.lru_cache(maxsize=1024)
+def _spell(equation: str, ranks: tuple[int, ...], rank: int) -> tuple[str, ...]:
+    left, arrow, right = equation.replace(" ", "").partition("->")
+    if not arrow:
+        letters = left.replace(",", "").replace("...", "")
+        once = sorted(c for c in set(letters) if letters.count(c) == 1)
+        right = ("..." if "..." in left else "") + "".join(once)
+    spare = "".join(c for c in ascii_letters if c not in equation)
+    spelled = []
+    for each, size in zip([*left.split(",")[: len(ranks)], right], [*ranks, rank], strict=True):
+        width = size - len(each.replace("...", ""))
+        spelled.append(each.replace("...", spare[len(spare) - width :] if width else ""))
+    return tuple(spelled)
+
+
 def gather_letters(call: Call, terms: Sequence[Term], result: str) -> Layout | None:
     """The same where each operand's axes have letters: those of the result stay."""
     operands = [(tensor, places_of(letters, result)) for tensor, letters in terms]
@@ -33,21 +70,21 @@ def gather_letters(call: Call, terms: Sequence[Term], result: str) -> Layout | N
 
 def contract(call: Call, terms: Sequence[Term], result: str) -> Result:
     """The same for a sum of products, which may also be a sum over samples."""
-    summed = _sums_samples(call, terms, result)
-    return Additive() if summed else gather_letters(call, terms, result)
+    if _sums_samples(call, terms, result):
+        return Additive()
+    return gather_letters(call, terms, result)
 
 
 def _sums_samples(call: Call, terms: Sequence[Term], result: str) -> bool:
     """Whether all coloured operands hold their samples, alike, on one contracted axis."""
     held = [(layout, t, c) for t, c in terms if (layout := call.layout(t)) is not None]
-    for layout, _, letters in held:
-        if len(layout.axes) != 1 or places_of(letters, result)[layout.axes[0]] is not None:
-            return False
-    if all(layout.ids is None for layout, _, _ in held):
-        alike = len({(layout.inner, t.shape[layout.axis]) for layout, t, _ in held}) == 1
-    else:
-        rows = [ids_of(layout, t.shape, call.n, t.device).flatten() for layout, t, _ in held]
-        alike = bool((rows[0] >= 0).all()) and all(torch.equal(rows[0], each) for each in rows)
+    if any(
+        len(layout.axes) != 1 or places_of(letters, result)[layout.axes[0]] is not None
+        for layout, _, letters in held
+    ):
+        return False
+    rows = [ids_of(layout, t.shape, call.n, t.device).flatten() for layout, t, _ in held]
+    alike = bool((rows[0] >= 0).all()) and all(torch.equal(rows[0], each) for each in rows)
     if alike and len({letters[layout.axes[0]] for layout, _, letters in held}) != 1:
         raise Mixing("sums over samples are multiplied with each other")
     return alike
@@ -83,10 +120,8 @@ def multi_dot(call: Call) -> Result:
     given = call.arg(0, "tensors", "matrices")
     factors = list(given) if isinstance(given, (list, tuple)) else list(call.args)
     letters = [ascii_letters[k : k + 2] for k in range(len(factors))]
-    if factors[0].dim() == 1:
-        letters[0] = letters[0][1]
-    if factors[-1].dim() == 1:
-        letters[-1] = letters[-1][0]
+    letters[0] = letters[0][-factors[0].dim() :]
+    letters[-1] = letters[-1][: factors[-1].dim()]
     terms = list(zip(factors, letters, strict=True))
     return gather_letters(call, terms, _letters_of_one(terms))
 
@@ -96,12 +131,8 @@ def sparse_product(call: Call) -> Result:
     """A sparse constant from the left: a row is of the sample whose rows it adds up."""
     a, b, out = call.args[0], call.args[1], call.out
     layout = call.layout(b)
-    if layout is None or call.layout(a) is not None:
-        raise Mixing("the sparse factor of a product holds samples")
-    if 0 not in layout.axes:
-        return gather_colours(call, [(b, [None, *range(1, b.dim())])], out)
-    if layout.axes != (0,):
-        raise Mixing("a sparse product with samples on several axes")
+    if layout is None or call.layout(a) is not None or layout.axes != (0,):
+        raise Mixing("a sparse product follows samples in the rows of its dense factor alone")
     rows, columns = a.to_sparse_coo().coalesce().indices()
     why = "a row of the sparse factor adds up rows of several samples"
     found = colour_groups(rows, call.colours(b).flatten()[columns], len(out), why=why)
@@ -149,10 +180,7 @@ def grouped_mm(call: Call) -> Result:
 @rule("einsum")
 def einsum(call: Call) -> Result:
     """The axis letter that holds the samples must reach the output."""
-    equation = call.args[0]
-    terms = call.args[1] if isinstance(call.args[1], (list, tuple)) else call.args[1:]
-    if not isinstance(equation, str):
-        raise Mixing("einsum in sublist form")
+    equation, terms = call.args
     return contract(call, *spell(equation, terms, call.out))
 
 

@@ -2,35 +2,70 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...errors import Mixing
 from ..call import Call, Result, carry, other_sizes
 from ..layout import Layout, align, explicit, ids_of, remap
 from ..operators import rule
 from ..reshaping import colour_groups, kept_axes
-from ..subscript import expand_index, shrink_colours
+from .shape import probe_layouts
+
+
+def entries_of(call: Call, x: Tensor) -> list[Any]:
+    """What stands between the brackets: one entry per consumed axis (None entries add axes)."""
+    index = call.arg(1, "indices")
+    if not call.name.endswith("item"):  # aten writes None for an axis as it is
+        index = tuple(slice(None) if i is None else i for i in index)
+    entries = list(index) if isinstance(index, tuple) or _stands_for_tuple(index) else [index]
+    entries = [torch.as_tensor(e) if isinstance(e, list) else e for e in entries]
+    fill = [slice(None)] * (x.dim() - sum(_consumed(entry) for entry in entries))
+    for at, entry in enumerate(entries):
+        if entry is Ellipsis:
+            return entries[:at] + fill + entries[at + 1 :]
+    return entries + fill
+
+
+def _stands_for_tuple(index: Any) -> bool:
+    """Whether torch takes a list for a tuple: it holds more than numbers, and is short."""
+    return (
+        isinstance(index, list)
+        and len(index) < 32
+        and any(
+            e is None
+            or e is Ellipsis
+            or isinstance(e, (slice, Tensor, Sequence))
+            or type(e).__name__ == "ndarray"
+            for e in index
+        )
+    )
+
+
+def _is_mask(entry: Any) -> bool:
+    return isinstance(entry, Tensor) and entry.dtype in (torch.bool, torch.uint8)
+
+
+def _consumed(entry: Any) -> int:
+    """How many axes an entry stands for; masks, for all of theirs."""
+    if _is_mask(entry):
+        return int(entry.dim())
+    return 0 if entry is None or entry is Ellipsis or isinstance(entry, bool) else 1
 
 
 @rule("getitem index", linear=True, routes=True)
 def getitem(call: Call) -> Result:
-    """``x[index]``."""
-    x, index = call.args[0], call.args[1]
-    if call.name == "index" and isinstance(index, list):
-        index = tuple(slice(None) if i is None else i for i in index)
-    entries = expand_index(index, x.dim())
-    layout = call.layout(x)
-    result = None if layout is None else _read_layout(layout, x, entries, call)
-    layouts = call.layouts
-    if result is None:
-        entries, layouts = _indices_of_masks(call, entries)
-    chosen = _index_colours(call, entries, layouts)
-    if chosen is not None and not chosen.coupled:
-        result = call.merge(result, chosen)
-    return result
+    """``x[index]``: where rows of samples are chosen, masks say nothing of their own."""
+    x = call.args[0]
+    entries, layout = entries_of(call, x), call.layout(x)
+    if layout is None:
+        return call.merge(*_index_colours(call, x, entries))
+    result = _read_layout(layout, x, entries, call)
+    if any(_is_mask(entry) for entry in entries):
+        return result
+    return call.merge(result, *_index_colours(call, x, entries))
 
 
 def _read_layout(layout: Layout, x: Tensor, entries: list[Any], call: Call) -> Layout:
@@ -38,48 +73,46 @@ def _read_layout(layout: Layout, x: Tensor, entries: list[Any], call: Call) -> L
         places, rank = kept_axes(x.shape, lambda t: t[tuple(entries)])
         if all(places[d] is not None for d in layout.axes):
             return remap(layout, places, rank)
-    ids = shrink_colours(call.colours(x), x.shape, entries)
-    return call.painted(ids[tuple(entries)])
+    ids, sizes, axis = call.colours(x), list(x.shape), 0
+    for entry in entries:  # one element will do where all of a colourless axis is taken
+        if isinstance(entry, slice) and entry == slice(None) and ids.size(axis) == 1:
+            sizes[axis] = 1
+        axis += _consumed(entry)
+    return call.painted(ids.expand(sizes)[tuple(entries)])
 
 
-def _indices_of_masks(call: Call, entries: list[Any]) -> tuple[list[Any], dict[int, Layout]]:
-    """Masks that hold samples as the indices they stand for, and the layouts of all indices."""
-    found: list[Any] = []
-    layouts = dict(call.layouts)
-    for entry in entries:
-        layout = call.layout(entry) if isinstance(entry, Tensor) else None
-        if layout is None or entry.dtype not in (torch.bool, torch.uint8) or not entry.dim():
-            found.append(entry)
-            continue
-        chosen = entry.bool()
-        ids = ids_of(layout, entry.shape, call.n, entry.device).expand(entry.shape)[chosen]
-        colours = explicit(ids, call.n).with_coupling(layout.coupled)
-        for index in chosen.nonzero(as_tuple=True):
-            layouts[id(index)] = colours
-            found.append(index)
-    return found, layouts
+def _index_colours(call: Call, x: Tensor, entries: list[Any]) -> list[Layout]:
+    """What coloured indices bring along: a row looked up for sample i is of i.
 
-
-def _index_colours(call: Call, entries: list[Any], layouts: dict[int, Layout]) -> Layout | None:
-    """The colours that integer indices bring along: a row looked up for sample i is of i."""
-    tensors = [(k, e) for k, e in enumerate(entries) if isinstance(e, Tensor)]
-    coloured = [e for _, e in tensors if id(e) in layouts]
-    if not coloured or any(e.dtype in (torch.bool, torch.uint8) for _, e in tensors):
-        return None
-    advanced = [k for k, e in enumerate(entries) if isinstance(e, (Tensor, int)) and e is not True]
-    adjacent = advanced == list(range(advanced[0], advanced[-1] + 1))
-    width = max(e.dim() for _, e in tensors)
-    before = sum(1 for e in entries[: advanced[0]] if e is None or isinstance(e, slice))
-    start = before if adjacent else 0
+    The samples' numbers are read in place of rows, from a tensor that has them along their axis.
+    """
+    if all(call.layout(entry) is None for entry in entries):
+        return []
+    pairs = [pair for entry in entries for pair in _with_samples(call, entry)]
+    read = [slice(None) if isinstance(entry, slice) else entry for entry, _ in pairs]
+    used = [entry for entry in read if _consumed(entry)]
+    sizes = [1 if isinstance(e, slice) else s for e, s in zip(used, x.shape, strict=True)]
     found = []
-    for entry in coloured:
-        layout = layouts[id(entry)]
-        shift = start + width - entry.dim()
-        moved = remap(layout, [d + shift for d in range(entry.dim())], call.out.dim())
-        if moved.ids is None and call.out.shape[moved.axis] != entry.shape[layout.axis]:
-            raise Mixing("the index that holds the samples is broadcast")
-        found.append(moved)
-    return call.merge(*found)
+    for k, (_, own) in enumerate(pairs):
+        if own is not None:
+            axis = sum(_consumed(entry) for entry in read[:k])
+            samples = torch.arange(-1, call.n + 1, device=own.device)
+            table = samples.view(-1, *[1] * (len(sizes) - axis - 1))
+            table = table.expand(*sizes[:axis], len(samples), *sizes[axis + 1 :])
+            found.append(call.painted(table[(*read[:k], own + 1, *read[k + 1 :])]))
+    return found
+
+
+def _with_samples(call: Call, entry: Any) -> list[tuple[Any, Tensor | None]]:
+    """An entry and whose its elements are; masks as the indices that they stand for."""
+    ids = None
+    if call.layout(entry) is not None and _consumed(entry):
+        ids = call.colours(entry).clamp(min=-1).expand(entry.shape)
+    if not _is_mask(entry) or not entry.dim():
+        return [(entry, ids)]
+    chosen = entry.bool()
+    own = None if ids is None else ids[chosen]
+    return [(index, own) for index in chosen.nonzero(as_tuple=True)]
 
 
 @rule("index_select", linear=True, routes=True)
@@ -91,47 +124,27 @@ def index_select(call: Call) -> Result:
     if layout is not None and axis in layout.axes:
         layout = call.painted(call.colours(x).index_select(axis, index))
     if chosen is not None:
-        chosen = remap(chosen, [axis], call.out.dim()) if index.dim() == 1 else None
+        chosen = remap(chosen, [axis] * index.dim(), call.out.dim())
     return call.merge(layout, chosen)
 
 
-@rule("gather take_along_dim", linear=True, routes=True)
+@rule("gather take_along_dim take", linear=True, routes=True)
 def gather(call: Call) -> Result:
-    """Off the gathered axis, rows keep their position."""
-    x = call.arg(0, "input", "self")
-    if call.name == "gather":
-        dim, index = call.arg(1, "dim"), call.arg(2, "index")
-    else:
-        index, dim = call.arg(1, "indices"), call.arg(2, "dim")
-        if dim is None:
-            return take(call)  # type: ignore[return-value]
-    if x.dim() == 0:
-        return None
-    axis = dim % x.dim()
+    """Off the gathered axis, rows keep their position; without an axis, all of it is one."""
+    x, (dim, at) = call.arg(0, "input", "self"), _AXIS_AND_INDEX[call.name]
+    index, dim = call.arg(at, "index", "indices"), call.arg(dim, "dim")
     layout, chosen = call.layout(x), call.layout(index)
-    if layout is not None and axis in layout.axes:
-        full = call.colours(x).expand(x.shape)
-        by_axis = call.name == "gather"
-        layout = call.painted(
-            full.gather(axis, index) if by_axis else full.take_along_dim(index, axis)
-        )
-    elif layout is not None and other_sizes(call.out, axis) != other_sizes(x, axis):
-        ids = call.colours(x)
-        whole = [d == axis or ids.size(d) == 1 for d in range(x.dim())]
-        read = [slice(None if whole[d] else size) for d, size in enumerate(call.out.shape)]
-        layout = explicit(ids[tuple(read)], call.n)
+    if layout is not None and dim is None:
+        layout = call.painted(call.colours(x).expand(x.shape).take(index))
+    elif layout is not None:
+        axis = dim % max(x.dim(), 1)
+        if axis in layout.axes or other_sizes(call.out, axis) != other_sizes(x, axis):
+            layout = probe_layouts(call)  # type: ignore[assignment]
     brought = None if chosen is None else align(chosen, index.shape, call.out.shape, call.n)
     return call.merge(layout, brought)
 
 
-@rule("take", linear=True, routes=True)
-def take(call: Call) -> Result:
-    """Indices into the flattened tensor."""
-    x, index = call.arg(0, "input", "self"), call.arg(1, "index", "indices")
-    layout = call.layout(x)
-    if layout is not None:
-        layout = call.painted(call.colours(x).expand(x.shape).take(index))
-    return call.merge(layout, call.layout(index))
+_AXIS_AND_INDEX = {"gather": (1, 2), "take_along_dim": (2, 1), "take": (2, 1)}
 
 
 @rule("masked_select", linear=True, routes=True)
@@ -139,12 +152,8 @@ def masked_select(call: Call) -> Result:
     """Rows where the mask holds; its own colours count where the source has none."""
     x, mask = call.arg(0, "input", "self"), call.arg(1, "mask")
     holder = x if call.layout(x) is not None else mask
-    layout = call.layout(holder)
-    if layout is None or layout.coupled:
-        return None
     shape = torch.broadcast_shapes(x.shape, mask.shape)
-    ids = ids_of(align(layout, holder.shape, shape, call.n), shape, call.n, x.device).expand(shape)
-    return call.painted(ids.masked_select(mask))
+    return call.painted(call.colours(holder).expand(shape).masked_select(mask))
 
 
 @rule("embedding", routes=True)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...errors import Mixing
 from ..call import Call, Result, carry
 from ..layout import Additive, Layout
 from ..operators import rule
@@ -69,8 +68,6 @@ def row_loss(call: Call) -> Result:
     """Along the last axis of rows."""
     tensors, cosine = call.tensors(), call.name == "cosine_embedding_loss"
     rows = tensors[:2] if cosine else tensors[:3]
-    if any(t.dim() != rows[0].dim() for t in rows):
-        raise Mixing(f"{call.name} on tensors of different rank")
     pairs = [(t, {t.dim() - 1}) for t in rows] + [(t, set()) for t in tensors[len(rows) :]]
     return _by_row(call, pairs, rows[0].shape[:-1], 4 if cosine else 7)
 
@@ -80,12 +77,6 @@ def ctc(call: Call) -> Result:
     """Scores are (time, batch, classes); targets are rows."""
     scores, targets = call.arg(0, "log_probs"), call.arg(1, "targets")
     lengths = [call.arg(2, "input_lengths"), call.arg(3, "target_lengths")]
-    if scores.dim() != 3:
-        raise Mixing("ctc_loss of an unbatched input")
-    pairs = [(scores, {0, 2})]
-    if targets.dim() == 2:
-        pairs.append((targets, {1}))
-    elif call.layout(targets) is not None:
-        raise Mixing("ctc_loss with concatenated targets", "pass targets as a padded 2-D tensor")
+    pairs = [(scores, {0, -1}), (targets, {-1})]
     pairs += [(t, set()) for t in lengths if isinstance(t, Tensor)]
     return _by_row(call, pairs, scores.shape[1:2], 5)

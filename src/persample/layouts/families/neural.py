@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from ...errors import Mixing
-from ..call import Call, Places, Result, carry, gather_colours, trailing
-from ..layout import Layout, closed, explicit, ids_of
+from ..call import Call, Places, Result, carry, collect, gather_colours, trailing
+from ..layout import Layout, explicit, ids_of
 from ..operators import rule
+from ..reshaping import colour_groups
 from .shape import probe
 
 _CONV = {"conv1d": 1, "conv2d": 2, "conv3d": 3,
@@ -20,58 +21,26 @@ _CONV = {"conv1d": 1, "conv2d": 2, "conv3d": 3,
 @rule(" ".join(_CONV))
 def convolution(call: Call) -> Result:
     """Batch first; or samples as groups of channels that do not interact."""
-    x, weight = call.arg(0, "input"), call.arg(1, "weight")
-    if x.dim() != _CONV[call.name] + 2:
-        raise Mixing(
-            "an unbatched input: its first axis is the channels",
-            "add a batch axis, or pass samples one axis further left",
-        )
+    x, width = call.arg(0, "input"), _CONV[call.name] + 1
     layout = call.layout(x)
-    if layout is not None and layout.axes == (1,):
-        return _grouped_convolution(call, x, weight, layout)
-    return carry(call, [(x, set(range(1, x.dim())))], call.out, set(range(1, x.dim())))
+    if layout is not None and layout.axes == (1,) and x.dim() > width:
+        return _by_groups(call, x, call.arg(6, "groups", default=1))
+    return carry(call, [(x, trailing(x, width))], call.out, trailing(call.out, width))
 
 
-def _grouped_convolution(call: Call, x: Tensor, weight: Tensor, layout: Layout) -> Result:
+def _by_groups(call: Call, x: Tensor, groups: int) -> Result:
     """Samples on the channel axis of a grouped convolution (one filter bank per sample)."""
-    groups = call.arg(6, "groups", default=1)
-    into, out_of = x.shape[1] // groups, call.out.shape[1] // groups
-    if any(v is not None and v.ids is not None for v in map(call.layout, call.tensors())):
-        return _groups_by_id(call, x, weight, groups)
-    if layout.inner % into:
-        raise Mixing("the convolution sums over channels that belong to several samples")
-    result = closed(1, layout.inner // into * out_of)
-    filters = call.layout(weight)
-    if filters is not None:
-        unit = weight.shape[0] // groups
-        if (
-            filters.ids is not None
-            or filters.axis != 0
-            or filters.inner * into != layout.inner * unit
-        ):
-            raise Mixing("filters and channels of different samples are multiplied")
-    bias = call.layout(call.arg(2, "bias"))
-    if bias is not None and (bias.ids is not None or bias.inner != result.inner):
-        raise Mixing("the bias and the channels of different samples are added")
-    return result
-
-
-def _groups_by_id(call: Call, x: Tensor, weight: Tensor, groups: int) -> Result:
-    """The same, where samples have one group or several, in any order."""
-    found = torch.full((groups,), -1, device=x.device)
-    for tensor, axis in ((x, 1), (weight, 0), (call.arg(2, "bias"), 0)):
+    places, rows = [], []
+    for tensor, axis in ((x, 1), (call.arg(1, "weight"), 0), (call.arg(2, "bias"), 0)):
         layout = call.layout(tensor)
-        if layout is None:
-            continue
-        if any(d != axis for d in layout.axes):
-            raise Mixing("filters hold samples on an axis that is summed over")
-        ids = call.colours(tensor).flatten().expand(tensor.shape[axis]).view(groups, -1)
-        own = ids.amax(1)
-        if bool(((ids >= 0) & (ids != own[:, None])).any()):
-            raise Mixing("the convolution sums over channels that belong to several samples")
-        if bool(((own >= 0) & (found >= 0) & (own != found)).any()):
-            raise Mixing("filters and channels of different samples are multiplied")
-        found = torch.maximum(found, own)
+        if layout is not None:
+            if any(d != axis for d in layout.axes):
+                raise Mixing("filters hold samples on an axis that is summed over")
+            rows.append(call.colours(tensor).flatten().expand(tensor.shape[axis]))
+            each = torch.arange(groups, device=x.device)
+            places.append(each.repeat_interleave(tensor.shape[axis] // groups))
+    why = "the convolution combines channels and filters of several samples"
+    found = colour_groups(torch.cat(places), torch.cat(rows), groups, why=why)
     colours = found.repeat_interleave(call.out.shape[1] // groups)
     return explicit(colours.view(1, -1, *[1] * (call.out.dim() - 2)), call.n)
 
@@ -120,12 +89,9 @@ _LEAST = {"instance_norm": 3, "col2im": 3, "fractional_max_pool2d": 4, "fraction
 def batch_first(call: Call) -> Result | list[Result]:
     """Within each sample of axis 0; random offsets are drawn for each of them."""
     x = call.arg(0, "input", "self", "theta")
-    if x.dim() < _LEAST.get(call.name, 0):
-        raise Mixing(f"{call.name} of an unbatched input")
-    given = call.tensors() if call.name.startswith("fractional") else [x]
-    operands = [(t, range(1, t.dim())) for t in given]
-    outs = [call.out] if isinstance(call.out, Tensor) else call.out
-    return [carry(call, operands, t, range(1, t.dim())) for t in outs]
+    width = max(x.dim(), _LEAST.get(call.name, 0)) - 1
+    operands = [(x, trailing(x, width))]
+    return [carry(call, operands, t, range(1, t.dim())) for t in collect(call.out)]
 
 
 rule("col2im", linear=True)(batch_first)
@@ -146,9 +112,7 @@ def layer_norm(call: Call) -> Result | list[Result]:
     """Over the trailing axes that normalized_shape names."""
     x, shape = call.arg(0, "input"), call.arg(1, "normalized_shape")
     core = trailing(x, len(shape))
-    if isinstance(call.out, Tensor):
-        return carry(call, [(x, core)], call.out, core)
-    return [carry(call, [(x, core)], o, core) if o.dim() == x.dim() else None for o in call.out]
+    return [carry(call, [(x, core)], out, core) for out in collect(call.out)]
 
 
 @rule("batch_norm native_batch_norm")
@@ -184,8 +148,8 @@ def recurrent(call: Call) -> Result | list[Result]:
             raise Mixing(
                 f"a recurrent layer runs along the samples (they must be on axis {1 - min(core)})"
             )
-    cores = [operands[0][1], *({0, 2} for _ in call.out[1:])]
-    return [carry(call, operands, t, core) for t, core in zip(call.out, cores, strict=True)]
+    each = zip(call.out, operands, strict=True)
+    return [carry(call, operands, out, core) for out, (_, core) in each]
 
 
 def _states(call: Call, hidden: Any, x: Tensor) -> list[Any]:
@@ -220,10 +184,8 @@ def _packed_recurrence(call: Call, x: Tensor, sizes: Tensor) -> list[Result]:
 def cell(call: Call) -> Result:
     """Row by row."""
     x = call.arg(0, "input")
-    if x.dim() != 2:
-        raise Mixing("a recurrent cell on an unbatched input")
     tensors = [x, *_states(call, call.arg(1, "hx"), x)]
-    return carry(call, [(t, {1}) for t in tensors if t is not None], call.first, {1})
+    return carry(call, [(t, {-1}) for t in tensors if t is not None], call.first, {-1})
 
 
 @rule("_pack_padded_sequence _pad_packed_sequence", linear=True, routes=True)

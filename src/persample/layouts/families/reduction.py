@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...errors import Mixing, Reason, here
-from ..call import Call, Result, axes, carry, elementwise
+from ..call import Call, Result, axes, carry, elementwise, gather_colours
 from ..couplings import WHY, rank
 from ..layout import Additive, Layout, Mixed, explicit, ids_of
 from ..operators import rule
@@ -57,14 +57,14 @@ def total(call: Call) -> Result | list[Result]:
 @rule("sum_to_size", linear=True)
 def sum_to_size(call: Call) -> Result:
     """Sums whatever axes broadcasting had added."""
-    x, out = call.arg(0), call.out
-    shift = x.dim() - out.dim()
-    dims = {d for d in range(x.dim()) if d < shift or x.shape[d] != out.shape[d - shift]}
-    layout = call.layout(x)
-    if layout is not None and any(d in dims for d in layout.axes):
+    x, sizes = call.arg(0), call.out.shape
+    shift = x.dim() - len(sizes)
+    kept = [d >= shift and size == sizes[d - shift] for d, size in enumerate(x.shape)]
+    try:
+        places = [d - shift if stays else None for d, stays in enumerate(kept)]
+        return gather_colours(call, [(x, places)], call.out)
+    except Mixing:
         return Additive()
-    lost = {d for d in dims if d < shift}
-    return carry(call, [(x, dims)], out, {d - shift for d in dims - lost})
 
 
 @rule(
@@ -204,8 +204,6 @@ def of_all_rows(call: Call) -> Result:
 def searchsorted(call: Call) -> Result:
     """Rows of sorted sequences are searched on their own."""
     keys, values = call.arg(0, "sorted_sequence"), call.arg(1, "input")
-    if not isinstance(values, Tensor):
-        raise Mixing("searchsorted looks for a number in the whole batch")
     core = {values.dim() - 1} if keys.dim() > 1 else set()
     return carry(call, [(keys, {keys.dim() - 1}), (values, core)], call.out, core)
 

@@ -14,10 +14,13 @@ from ..layout import Layout, align, explicit, ids_of, remap
 from ..operators import rule
 from ..reshaping import kept_axes, squeeze_colours
 from ..reshaping import reshape as reshape_layout
-from ..views import reach
+from ..views import place_of, shown_by
 
 # all tensors among the arguments are moved
-_ALL_MOVED = frozenset(("block_diag", "select_scatter", "slice_scatter", "diagonal_scatter"))
+_ALL_MOVED = frozenset(
+    """block_diag select_scatter slice_scatter diagonal_scatter broadcast_tensors meshgrid
+    atleast_1d atleast_2d atleast_3d""".split()
+)
 
 
 def probe(call: Call) -> Any:
@@ -27,8 +30,9 @@ def probe(call: Call) -> Any:
     zeros, too, whatever their dtype; only numbers behind the first argument (how often, how long,
     where to cut) stay what they are.
     """
-    behind = [*call.args[1:], *call.kwargs.values()] if call.name not in _ALL_MOVED else ()
+    behind = [*call.args, *call.kwargs.values()] if call.name not in _ALL_MOVED else ()
     numbers = {id(v) for v in behind if isinstance(v, Tensor) and not v.is_floating_point()}
+    numbers -= {id(call.arg(0, "input", "self"))}
 
     def colour(value: Any) -> Any:
         if not isinstance(value, Tensor) or id(value) in numbers:
@@ -45,7 +49,7 @@ def probe(call: Call) -> Any:
 
 
 def probe_layouts(call: Call) -> Result | list[Result]:
-    """Layouts from a probe."""
+    """Layouts from a probe, also where every tensor is moved on its own."""
     out = probe(call)
     if isinstance(out, Tensor):
         return explicit(out, call.n)
@@ -70,51 +74,31 @@ def reshape(call: Call) -> Result:
         if x.dim() - 1 in layout.axes:
             raise Mixing("viewing another dtype splits elements")
         return layout
-    return _reshaped(call, x, call.out)
-
-
-def _reshaped(call: Call, x: Tensor, out: Tensor) -> Result:
-    layout = call.layout(x)
-    return None if layout is None else reshape_layout(layout, x.shape, out.shape, call.n, x.device)
-
-
-def _broadcast(call: Call, x: Tensor, out: Tensor) -> Result:
-    layout = call.layout(x)
-    return None if layout is None else align(layout, x.shape, out.shape, call.n)
+    return (
+        None
+        if layout is None
+        else reshape_layout(layout, x.shape, call.out.shape, call.n, x.device)
+    )
 
 
 @rule("expand expand_as broadcast_to expand_copy", linear=True)
 def expand(call: Call) -> Result:
     """Adds axes on the left; an axis of one is repeated."""
-    return _broadcast(call, call.arg(0, "input", "self"), call.out)
+    x, layout = source_of(call)
+    return align(layout, x.shape, call.out.shape, call.n)
 
 
-@rule("broadcast_tensors atleast_1d atleast_2d atleast_3d", linear=True)
-def each_alone(call: Call) -> Result | list[Result]:
-    """Every tensor is broadcast, or given axes of one, on its own."""
-    tensors = call.args[0] if isinstance(call.args[0], (list, tuple)) else call.args
-    outs = [call.out] if isinstance(call.out, Tensor) else call.out
-    grow = _broadcast if call.name == "broadcast_tensors" else _reshaped
-    return [grow(call, t, out) for t, out in zip(tensors, outs, strict=True)]
-
-
-@rule("meshgrid", linear=True)
-def meshgrid(call: Call) -> list[Result]:
-    """Result k varies along axis k with argument k (the first two swapped for "xy")."""
-    tensors = call.args[0] if isinstance(call.args[0], (list, tuple)) else call.args
-    swapped = {0: 1, 1: 0} if call.kwargs.get("indexing") == "xy" else {}
-    rank, held = len(call.out), [call.layout(x) for x in tensors]
-    return [
-        None if layout is None else remap(layout, [swapped.get(k, k)] * x.dim(), rank)
-        for k, (x, layout) in enumerate(zip(tensors, held, strict=True))
-    ]
+# every tensor on its own, on the colours
+rule(
+    "flip fliplr flipud roll rot90 repeat tile diag diag_embed diagflat block_diag "
+    "broadcast_tensors atleast_1d atleast_2d atleast_3d meshgrid",
+    linear=True,
+)(probe_layouts)
 
 
 def view(call: Call) -> Result | list[Result]:
     """Axes change places, come, go or are cut; where samples are cut, run on their colours."""
     x, layout = source_of(call)
-    if not isinstance(call.out, Tensor) and not call.out:  # no pieces
-        return []
     copied = call.name.endswith("_copy")
     func = getattr(torch.ops.aten, call.name[: -len("_copy")]) if copied else call.func
     others = {name: value for name, value in call.kwargs.items() if value is not x}
@@ -142,13 +126,11 @@ rule(
 @rule("as_strided", linear=True)
 def as_strided(call: Call) -> Result:
     """Colours are laid out in memory as the tensor is, and viewed the same way."""
-    x, _ = source_of(call)
-    size, stride = call.arg(1, "size"), call.arg(2, "stride")
-    offset = call.arg(3, "storage_offset")
-    start = 0 if offset is None else offset - x.storage_offset()
-    memory = torch.full((max(reach(x.shape, x.stride()), 1),), -1, device=x.device)
-    memory.as_strided(x.shape, x.stride()).copy_(call.colours(x).expand(x.shape))
-    return call.painted(memory.as_strided(size, stride, start))
+    x, layout = source_of(call)
+    found = shown_by(layout, place_of(x), call.out, call.n)
+    if found is None:
+        raise Mixing("as_strided of elements that are not the tensor's own")
+    return found
 
 
 @rule("im2col", linear=True)
