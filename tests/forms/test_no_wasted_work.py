@@ -182,7 +182,8 @@ def test_pieces_of_two_uses_meet_where_they_overlap() -> None:
         ([((3, 2), (5, 1), 0), ((3, 3), (5, 1), 2)], True),  # columns
         ([((3, 3), (5, 1), 0), ((3, 3), (5, 1), 2)], False),
         ([((2, 3), (1, 5), 0), ((3, 3), (1, 5), 2)], True),  # of the transpose
-        ([((4,), (2,), 0), ((4,), (2,), 1)], False),  # no boxes: nothing is known
+        ([((4,), (2,), 0), ((4,), (2,), 1)], True),  # interleaved
+        ([((4,), (2,), 0), ((2,), (3,), 1)], False),
         ([((10,), (1,), 0), ((5,), (1,), 10)], True),
     ],
 )

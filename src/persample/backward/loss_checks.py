@@ -109,31 +109,36 @@ def expect_possible(context: Context, *, done: bool) -> None:
 
     ``done``: a lean recording has had its first pass.
     """
-    user_code = context.user_code
-    if context.options.native and user_code.reentrant:
-        raise UsageError(
+    code, again = context.user_code, "checkpoint(..., use_reentrant=False)"
+    refused = (
+        (
+            context.options.native and code.reentrant,
             "verify=True and unproven='loop' cannot pass reentrant checkpointing",
-            why="torch allows only a plain backward through it",
-            fix="checkpoint(..., use_reentrant=False)",
-        )
-    if user_code.by_hand and user_code.reentrant:
-        raise UsageError(
+            "torch allows only a plain backward through it",
+            again,
+        ),
+        (
+            code.by_hand and code.reentrant,
             "reentrant checkpointing where weights have hooks, or pass custom functions",
-            why="it back-propagates its part by itself: they would see a part of each gradient",
-            fix="checkpoint(..., use_reentrant=False)",
-        )
-    if context.backward.count and user_code.by_hand:
-        raise UsageError(
+            "it back-propagates its part by itself: they would see a part of each gradient",
+            again,
+        ),
+        (
+            code.by_hand and context.backward.count,
             "a second backward where weights have hooks, or pass custom functions",
-            why="what these make of two gradients is not what they make of their sum",
-            fix="tape.backward(a + b)",
-        )
-    if done:
-        raise UsageError(
+            "what these make of two gradients is not what they make of their sum",
+            "tape.backward(a + b)",
+        ),
+        (
+            done,
             "a second backward in a lean recording",
-            why="norms of a sum are not sums of norms, and nothing of the first was kept",
-            fix="tape.backward(a + b), or record without lean",
-        )
+            "norms of a sum are not sums of norms, and nothing of the first was kept",
+            "tape.backward(a + b), or record without lean",
+        ),
+    )
+    for found, what, why, fix in refused:
+        if found:
+            raise UsageError(what, why=why, fix=fix)
 
 
 def expect_history(context: Context, losses: Tensor) -> None:
@@ -233,8 +238,6 @@ def _expect_rows(losses: Tensor, layout: Layout, n: int, *, numbered: bool) -> N
             why=f"they are on axis {', '.join(map(str, layout.axes))}",
             fix="bring the samples to axis 0, or pass losses.sum()",
         )
-    if losses.dim() == 0:
-        raise MixedSamplesError("the loss belongs to a single sample", fix="pass one per sample")
 
 
 def rows_of_a_sample(losses: Tensor, n: int) -> str:

@@ -61,7 +61,9 @@ def run_backward(
         raise UsageError("several roots in one backward", fix="add them up, or call it for each")
     root = roots[0]
     if seeds is not None:
-        _plain(passes, context, root, seeds, retain)
+        # rows are weighted gradients
+        context.backward.scalar |= bool((seeds != 1).any())
+        passes.run_checked(root, seeds, 1.0, retain)
         return
     if root.numel() != 1:
         raise RuntimeError("grad can be implicitly created only for scalar outputs")
@@ -83,15 +85,6 @@ def _given(args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
 def _roots(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Tensor], list[Any]]:
     given = _given(args, kwargs)
     return _listed(given.get("tensors")), _listed(given.get("grad_tensors"))
-
-
-def _plain(passes: Passes, context: Context, root: Tensor, seed: Tensor, retain: bool) -> None:
-    constant = bool((seed == seed.flatten()[:1]).all()) if seed.numel() else True
-    if not constant:
-        context.backward.scalar = True  # weighted losses: rows are weighted gradients
-    passes.run_checked(root, seed, 1.0, retain)
-    if not constant or float(seed.flatten()[0] if seed.numel() else 1.0) != 1.0:
-        context.backward.scalar = True
 
 
 def run_grad(context: Context, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

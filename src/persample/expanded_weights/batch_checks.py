@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import UsageError, describe, here
 from .expanded_weights_impl import ExpandedWeight
+
+_RANKS = {F.conv1d: 3, F.conv2d: 4, F.conv3d: 5}
 
 
 def expect_batch(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -38,6 +41,26 @@ def expect_batch(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> N
     for weight in weights:
         axis = 0 if weight.batch_first else 1
         expect_size(func, data, data.shape[axis] if axis < data.dim() else 0, weight)
+
+
+def expect_axes(func: Any, data: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Refuse data of one of our rules that have no axis for samples."""
+    rank, why = data.dim(), ""
+    if func in _RANKS and rank != _RANKS[func]:
+        why = f"a batch of images has rank {_RANKS[func]}, got rank {rank}"
+    elif func is F.linear and rank < 2:
+        why = f"linear needs an input of at least rank 2, got rank {rank}"
+    elif func is F.layer_norm:
+        normal = args[1] if len(args) > 1 else kwargs["normalized_shape"]
+        if len(normal) >= rank:
+            why = f"layer_norm over {tuple(normal)} normalises over the batch dimension"
+    if why:
+        raise UsageError(
+            "Expanded Weights expected an input with a batch dimension",
+            where=f"{func.__name__} on {tuple(data.shape)}, {describe(here())}",
+            why=why,
+            fix="add an axis for the samples: x.unsqueeze(0)",
+        )
 
 
 def expect_size(func: Any, data: Tensor, size: int, weight: ExpandedWeight) -> None:

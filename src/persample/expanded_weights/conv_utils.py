@@ -1,8 +1,7 @@
 """The arguments of convolutions, and their gradients sample by sample.
 
-Weight gradients are those of the form :class:`~persample.forms.Patches`, which chooses between
-matrix products and one grouped convolution by the sizes it finds; gradients of inputs come from
-torch's own kernels.
+For rules of one's own: the gradients are autograd's of one convolution in which every sample is a
+group. Our own rule asks the recorder instead.
 """
 
 from __future__ import annotations
@@ -15,10 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import UsageError
-from ..forms import wide
+from ..forms import Geometry, wide
 from ..forms.convolution import unfold
-from .conv_gradients import Sizes, each_axis, geometry_of, input_grad, inside, weight_rows
-from .expanded_weights_impl import ExpandedWeight
 from .expanded_weights_utils import (
     set_grad_sample_if_exists,
     standard_kwargs,
@@ -26,8 +23,9 @@ from .expanded_weights_utils import (
 )
 from .recorded_rule import is_recorded, recorded_backward
 
+Sizes = int | Sequence[int]
 Option = TypeVar("Option")
-# the batch size from which the original unfolds; here the form chooses, and nothing reads it
+# the batch size from which the original unfolds; here nothing reads it
 THRESHOLD = 32
 
 
@@ -112,7 +110,7 @@ def int_padding_for_string_padding(
     if padding_style == "valid":
         return (0, 0) * axes
     if padding_style == "same":
-        apart = each_axis(dilation, axes)
+        apart = _each_axis(dilation, axes)
         pairs = [conv_padding_for_same(apart[d], kernel_size[d]) for d in reversed(range(axes))]
         return [width for pair in pairs for width in pair]
     raise UsageError(
@@ -133,6 +131,12 @@ def conv_input_for_string_padding(
     return F.pad(input, list(widths)) if any(widths) else input
 
 
+def _each_axis(value: Sizes, axes: int) -> tuple[int, ...]:
+    """One number for each axis."""
+    values = (value,) if isinstance(value, int) else tuple(value)
+    return values * axes if len(values) == 1 else values
+
+
 # ---------------------------------------------------------------- gradients
 
 
@@ -148,21 +152,19 @@ def conv_backward(
     if is_recorded(ctx):
         return recorded_backward(ctx, grad_output)
     weight = unpack_expanded_weight_or_tensor(ctx.weight, Tensor.detach)
-    sizes = (ctx.stride, ctx.padding, ctx.dilation)
-    found = None
-    if ctx.input_required_grad:
-        geometry = geometry_of(weight.dim() - 2, *sizes, ctx.groups)
-        found = input_grad(func, ctx.input, weight, grad_output, geometry)
-        if ctx.was_same_padding:
-            widths = int_padding_for_string_padding(func, "same", ctx.dilation, weight.shape[2:])
-            found = inside(found, ctx.orig_input_shape, widths[::2][::-1])
-    if isinstance(ctx.weight, ExpandedWeight):
-        rows = _rows(func, ctx.input, grad_output, weight.shape, *sizes, ctx.groups)
-        set_grad_sample_if_exists(ctx.weight, lambda w: rows.to(w.dtype))
+    found, rows = _gradients(
+        func, ctx.input, weight, grad_output, ctx.stride, ctx.padding, ctx.dilation, ctx.groups
+    )
+    if ctx.was_same_padding:
+        widths = int_padding_for_string_padding(func, "same", ctx.dilation, weight.shape[2:])
+        for axis, width in enumerate(reversed(widths[::2]), start=2):
+            found = found.narrow(axis, width, ctx.orig_input_shape[axis])
+    set_grad_sample_if_exists(ctx.weight, lambda w: rows)
     set_grad_sample_if_exists(
         ctx.bias, lambda b: grad_output.flatten(2).sum(2, dtype=wide(grad_output.dtype)).to(b.dtype)
     )
-    return None, None, found, None, None, None, None, None, None
+    wanted = found if ctx.input_required_grad else None
+    return None, None, wanted, None, None, None, None, None, None
 
 
 def conv_unfold_weight_grad_sample(
@@ -182,7 +184,8 @@ def conv_unfold_weight_grad_sample(
     >>> conv_unfold_weight_grad_sample(x, grad, (6, 2, 3), (3,), 1, 0, 1, 2, F.conv1d).shape
     torch.Size([5, 6, 2, 3])
     """
-    return _rows(func, input, grad_output, weight_shape, stride, padding, dilation, groups)
+    weight = input.new_zeros(weight_shape)
+    return _gradients(func, input, weight, grad_output, stride, padding, dilation, groups)[1]
 
 
 def conv_group_weight_grad_sample(
@@ -202,7 +205,9 @@ def conv_group_weight_grad_sample(
             fix="pass input.shape[0]",
         )
     groups = input.shape[1] // weight_shape[1]
-    return _rows(func, input, grad_output, weight_shape, stride, padding, dilation, groups)
+    return conv_unfold_weight_grad_sample(
+        input, grad_output, weight_shape, weight_shape[2:], stride, padding, dilation, groups, func
+    )
 
 
 def unfold3d(
@@ -220,23 +225,28 @@ def unfold3d(
             "Input tensor must be of the shape [B, C, D, H, W]. Got " + str(tuple(tensor.shape)),
             fix="add the missing axes: x.unsqueeze(0)",
         )
-    return unfold(
-        tensor, torch.Size(each_axis(kernel_size, 3)), geometry_of(3, stride, padding, dilation, 1)
+    kernel, steps, pads, apart = (
+        _each_axis(value, 3) for value in (kernel_size, stride, padding, dilation)
     )
+    return unfold(tensor, torch.Size(kernel), Geometry(steps, pads, apart, False, (0, 0, 0), 1))
 
 
-def _rows(
+def _gradients(
     func: Callable[..., Any],
     x: Tensor,
+    weight: Tensor,
     grad: Tensor,
-    weight_shape: Sequence[int],
     stride: Sizes,
     padding: Sizes | str,
     dilation: Sizes,
     groups: int,
-) -> Tensor:
-    shape = torch.Size(weight_shape)
-    if isinstance(padding, str):
-        x, padding = conv_input_for_string_padding(func, padding, x, dilation, shape[2:]), 0
-    geometry = geometry_of(conv_picker(func, 1, 2, 3), stride, padding, dilation, groups)
-    return weight_rows(func, x, grad, shape, geometry)
+) -> tuple[Tensor, Tensor]:
+    """Of the input, and of the weight for every sample: each has a copy of its own."""
+    n = x.shape[0]
+    with torch.enable_grad():
+        image = x.detach().reshape(1, -1, *x.shape[2:]).requires_grad_()
+        copies = weight.detach().repeat(n, *[1] * (weight.dim() - 1)).requires_grad_()
+        out = func(image, copies, None, stride, padding, dilation, n * groups)
+        seed = grad.reshape(out.shape).to(out.dtype)
+        found, rows = torch.autograd.grad(out, (image, copies), seed)
+    return found.view(x.shape), rows.view(n, *weight.shape)

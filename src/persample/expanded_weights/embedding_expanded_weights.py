@@ -1,28 +1,11 @@
 """``F.embedding`` with an expanded table."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-from typing import Any
-
-import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from .expanded_weights_impl import implements_per_sample_grads
-from .recorded_rule import recorded_backward, recorded_forward
+from .recorded_rule import RecordedRule
 
 
 @implements_per_sample_grads(F.embedding)
-class EmbeddingPerSampleGrad(torch.autograd.Function):
+class EmbeddingPerSampleGrad(RecordedRule):
     """Indices (n, …), weight (rows, d): each sample's gradients added up by index."""
-
-    @staticmethod
-    def forward(ctx: Any, kwarg_names: Sequence[str], function: Any, *values: Any) -> Tensor:
-        """The result for all samples."""
-        return recorded_forward(ctx, kwarg_names, function, values)
-
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        """Rows for the table; indices have no gradient."""
-        return recorded_backward(ctx, grad_output)

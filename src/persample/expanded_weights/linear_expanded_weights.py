@@ -1,33 +1,11 @@
 """``F.linear`` with expanded weights."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-from typing import Any
-
-import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from .expanded_weights_impl import implements_per_sample_grads
-from .recorded_rule import Arguments, recorded_backward, recorded_forward
+from .recorded_rule import RecordedRule
 
 
 @implements_per_sample_grads(F.linear)
-class LinearPerSampleGrad(torch.autograd.Function):
+class LinearPerSampleGrad(RecordedRule):
     """X (n, …, i), weight (o, i), bias (o): rows Σₜ gₜ xₜᵀ and Σₜ gₜ."""
-
-    @staticmethod
-    def forward(ctx: Any, kwarg_names: Sequence[str], function: Any, *values: Any) -> Tensor:
-        """The result for all samples."""
-        return recorded_forward(ctx, kwarg_names, function, values, unfit=_unfit)
-
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        """Rows for weight and bias; the gradient of the input."""
-        return recorded_backward(ctx, grad_output)
-
-
-def _unfit(data: Tensor, arguments: Arguments) -> str:
-    rank = data.dim()
-    return f"linear needs an input of at least rank 2, got rank {rank}" if rank < 2 else ""

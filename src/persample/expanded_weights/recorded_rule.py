@@ -11,41 +11,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import UsageError, describe, here
-from .batch_checks import expect_batch, mixture
+from .batch_checks import expect_axes, expect_batch, mixture
 from .expanded_weights_impl import ExpandedWeight
 from .expanded_weights_utils import is_batch_first, standard_kwargs
 from .recorded_call import Call, record_call
 from .recorded_graph import expect_first_order
 
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-
 
 def recorded_forward(
-    ctx: Any,
-    kwarg_names: Sequence[str],
-    function: Callable[..., Any],
-    values: Sequence[Any],
-    *,
-    unfit: Callable[[Tensor, Arguments], str] | None = None,
+    ctx: Any, kwarg_names: Sequence[str], function: Callable[..., Any], *values: Any
 ) -> Tensor:
-    """The function's result; the recording is kept in ``ctx``.
-
-    ``unfit`` says why data have no axis for samples, or "".
-    """
+    """The function's result for all samples; the recording is kept in ``ctx``."""
     args, kwargs = standard_kwargs(kwarg_names, values)
     if not args and "input" in kwargs:
         args = (kwargs.pop("input"),)
     expect_batch(function, args, kwargs)
     data = args[0]
-    why = "" if unfit is None else unfit(data, (args, kwargs))
-    if why:
-        raise UsageError(
-            "Expanded Weights expected an input with a batch dimension",
-            where=f"{function.__name__} on {tuple(data.shape)}, {describe(here())}",
-            why=why,
-            fix="add an axis for the samples: x.unsqueeze(0)",
-        )
+    expect_axes(function, data, args, kwargs)
     call = Call(function, args, kwargs)
     for tensor in call.data()[1:]:
         if tensor.requires_grad:
@@ -70,6 +52,13 @@ def recorded_backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...
     if grads:
         found[2 + ctx.place] = grads[0]
     return tuple(found)
+
+
+class RecordedRule(torch.autograd.Function):
+    """A rule for one function: rows for its weights, the gradient of its input."""
+
+    forward = staticmethod(recorded_forward)
+    backward = staticmethod(recorded_backward)
 
 
 def is_recorded(ctx: Any) -> bool:

@@ -81,28 +81,19 @@ def _sum_taps(
 
     Pixels of the padding are zeros: positions whose tap falls there get nothing from it.
     """
-    size, everything = products.shape[one], [slice(None)] * products.dim()
-    parts = []
+    size, shape = products.shape[one], list(products.shape)
+    shape[one] = shape[two] = count
+    total = products.new_zeros(shape)
     for tap in range(taps):
         shift = tap * dilation - padding
         low, high = max(0, -(shift // stride)), min(count, (size - 1 - shift) // stride + 1)
-        if low >= high:
-            continue
-        source, target = list(everything), list(everything)
-        first = low * stride + shift
-        source[one] = source[two] = slice(first, first + (high - low - 1) * stride + 1, stride)
+        source: list[slice] = [slice(None)] * products.dim()
+        target = list(source)
+        first, last = low * stride + shift, (high - 1) * stride + shift
+        source[one] = source[two] = slice(first, last + 1, stride)
         target[one] = target[two] = slice(low, high)
-        parts.append((high - low == count, products[tuple(source)], tuple(target)))
-    whole = next((k for k, (all_, _, _) in enumerate(parts) if all_), None)
-    if whole is None:
-        shape = list(products.shape)
-        shape[one] = shape[two] = count
-        total = products.new_zeros(shape)
-    else:
-        total = parts.pop(whole)[1]
-        total = total.clone(memory_format=torch.contiguous_format) if parts else total
-    for _, part, place in parts:
-        total[place] += part
+        if low < high:
+            total[tuple(target)] += products[tuple(source)]
     return total
 
 

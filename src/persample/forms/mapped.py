@@ -135,21 +135,6 @@ class Part(Mapped):
         )
         return self.offset, last + 1
 
-    def box(self) -> list[range] | None:
-        """The indices named on every axis of the parameter, if the view is a box of it."""
-        named = [(d, s) for d, s in zip(self.strides, self.view, strict=True) if s != 1]
-        lengths, rest, found = dict(named), self.offset, []
-        if len(lengths) < len(named):
-            return None
-        whole = torch.empty(self.shape, device="meta")
-        for size, stride in zip(whole.shape, whole.stride(), strict=True):
-            start, rest = divmod(rest, stride)
-            length = lengths.pop(stride, 1) if size != 1 else 1
-            if start + length > size:
-                return None
-            found.append(range(start, start + length))
-        return None if lengths or rest else found
-
     def region(self, out: Tensor) -> Tensor:
         """The view's places in a contiguous tensor of the parameter's shape, or in rows of such."""
         lead = out.shape[: out.dim() - len(self.shape)]

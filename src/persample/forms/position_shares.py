@@ -11,14 +11,11 @@ from torch import Tensor
 
 from .cost import Plan, cheapest, spans
 from .dense import Dense
-from .fast.elementwise import Scaled
-from .form import Form, add_all, real, wide
-from .mapped import Composite, Part
+from .form import Form, real, wide
+from .mapped import Composite
 from .outer import Outer
 from .patches import Patches
-from .table_kernels import rows_of_samples
 from .table_rows import Rows
-from .total import Pieces, Total
 
 
 class Pixels(Composite):
@@ -79,12 +76,6 @@ def shares(form: Form, n: int) -> Tensor:
     """⟨gᵢₜ, gᵢ⟩: (n, T)."""
     if form.n == 0:
         return torch.zeros(n, form.n // max(n, 1), dtype=real(form.dtype), device=form.device)
-    if isinstance(form, Part):  # a view that names no element twice
-        return shares(form.form, n)
-    if isinstance(form, Pieces):
-        return add_all([shares(part, n) for part in form.parts])
-    if isinstance(form, Scaled) and form.uniform:
-        return shares(form.form, n) * form.factor.square()
     if not form.dtype.is_complex:
         if isinstance(form, Dense):
             return _dense(form, n)
@@ -92,8 +83,6 @@ def shares(form: Form, n: int) -> Tensor:
             return _outer(form, n)
         if isinstance(form, Rows):
             return _rows(form, n)
-        if isinstance(form, Total) and (pair := form.tied()) is not None:
-            return _shares_of_tied(*pair, n)
     return _shares_from_rows(form, n)
 
 
@@ -148,21 +137,6 @@ def _rows(form: Rows, n: int) -> Tensor:
     sums = values.new_zeros(found.numel(), values.shape[1]).index_add_(0, where, values)
     each = (values * sums[where]).sum(1)
     return each.new_zeros(form.n).index_add_(0, form.sample, each).view(n, pieces)
-
-
-def _shares_of_tied(rows: Rows, outer: Outer, n: int) -> Tensor:
-    """Both alone, and their cross term, which is a share of both sides."""
-    out = shares(rows, n) + shares(outer, n)
-    flat, pieces, dtype = out.view(-1), rows.n // n, out.dtype
-    left, right = _by_sample(outer, n)
-    per = left.shape[2] // pieces
-    owner = torch.div(rows.sample, pieces, rounding_mode="floor")
-    for i, part in rows_of_samples(owner, n):
-        products = left[i, 0].to(dtype)[:, rows.index[part]]
-        products *= right[i, 0].to(dtype) @ rows.values[part].to(dtype).T
-        out[i] += products.sum(1).view(pieces, per).sum(1)
-        flat.index_add_(0, rows.sample[part], products.sum(0))
-    return out
 
 
 def _shares_from_rows(form: Form, n: int) -> Tensor:

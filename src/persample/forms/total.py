@@ -15,15 +15,13 @@ from torch import Tensor
 
 from .cost import Plan, all_of
 from .fast.elementwise import Scaled
-from .form import Form, Moments, add_all, real, wide
+from .form import Form, add_all, real, wide
 from .mapped import Composite, Masked, Part
 from .outer import Outer
 from .pullback import Joint, Pullback, Replay
 from .rounding import Norms, add_errors, units
 from .sketch import Sketch
 from .table_rows import Rows
-
-_COMPARED = 64  # interleaved pieces up to which every pair is looked at
 
 
 class Total(Composite):
@@ -207,15 +205,6 @@ class Pieces(Total):
 
     # ------------------------------------------------------------------ sums and products
 
-    def moments(self, dtype: torch.dtype | None = None) -> Moments:
-        """Every piece's in their places."""
-        first, second = self.no_moments(dtype)
-        for part in self.parts:
-            one, two = part.form.moments(dtype)
-            part.region(first).copy_(one)
-            part.region(second).copy_(two)
-        return first, second
-
     def project(self, sketch: Sketch) -> Tensor:
         """From rows of all pieces."""
         return Form.project(self, sketch)
@@ -237,19 +226,14 @@ class Pieces(Total):
 
 
 def disjoint(parts: Sequence[Part]) -> bool:
-    """Whether no element is named by two parts: by their spans, or as boxes of the parameter."""
+    """Whether no element is named by two parts."""
     spans = sorted(p.span() for p in parts)
     if all(a[1] <= b[0] for a, b in itertools.pairwise(spans)):
         return True
-    boxes = [p.box() for p in parts[: _COMPARED + 1]]
-    if len(boxes) > _COMPARED:
-        return False
-    return all(
-        a is not None and b is not None and _disjoint_boxes(a, b)
-        for a, b in itertools.combinations(boxes, 2)
-    )
-
-
-def _disjoint_boxes(a: Sequence[range], b: Sequence[range]) -> bool:
-    """Whether two boxes have no common index on one of the axes."""
-    return any(x.stop <= y.start or y.stop <= x.start for x, y in zip(a, b, strict=True))
+    named = torch.zeros(parts[0].shape, dtype=torch.bool, device="cpu")
+    for part in parts:
+        region = part.region(named)
+        if bool(region.any()):
+            return False
+        region.fill_(True)
+    return True

@@ -57,29 +57,28 @@ class Repeats:
         out: Any, owned: Sequence[Tensor], constants: Sequence[Tensor],
     ) -> None:  # fmt: skip
         """A call on parameters and constants: remember it where its results are repeated."""
-        context = self._context
+        context, outs, taken = self._context, collect(out), [*owned, *constants]
         n = context.n or 0
         if n < 2 or context.backward.busy or context.processes is not None:
             return
-        if not torch.is_grad_enabled():
-            return
         if operator.inplace or "out" in kwargs or _stateful(operator):
             return
-        outs = collect(out)
-        if any(is_lazy(tensor) for tensor in (*owned, *constants)):
+        if not torch.is_grad_enabled() or any(map(is_lazy, taken)):
             return
         if any(tensor.layout is not torch.strided or tensor.is_nested for tensor in outs):
             return
-        call = self._root(operator, args, out, n)
+        call = None
+        if args and isinstance(out, Tensor):
+            dim = context.options.dim
+            call = rooted(operator.name, args[0], out.shape, n, dim, self._zeros)
         plain = call is not None and id(out._base) in context.parameters.slots  # its own view
-        if call is None:
-            call = self._later(func, args, kwargs, [*owned, *constants], n)
+        call = call or self._later(func, args, kwargs, taken, n)
         if call is None:
             return
         given = {id(tensor) for tensor in owned}
         for index, tensor in enumerate(outs):
             if tensor.requires_grad and id(tensor) not in given:
-                self._put(tensor, Origin(call, index, [*owned, *constants], plain=plain))
+                self._put(tensor, Origin(call, index, taken, plain=plain))
 
     def _put(self, tensor: Tensor, origin: Origin) -> None:
         key, known = id(tensor), self.known
@@ -94,12 +93,6 @@ class Repeats:
         if found is None or found[0]() is not tensor or version(tensor) != found[1]:
             return None
         return found[2] if tensor.requires_grad else None  # detach_() counts as no write
-
-    def _root(self, operator: Operator, args: Sequence[Any], out: Any, n: int) -> Again | None:
-        """A call that repeats a parameter n times along one axis, as a sum with samples' zeros."""
-        if not args or not isinstance(out, Tensor):
-            return None
-        return rooted(operator.name, args[0], out.shape, n, self._context.options.dim, self._zeros)
 
     def _axis(self, tensor: Tensor, n: int) -> int | None:
         """The axis of a constant that may be the samples': repeated without memory, or as inputs.
