@@ -29,6 +29,9 @@ def convolution(call: Call) -> Result:
     layout = call.layout(x)
     if layout is not None and layout.axes == (1,):
         return _grouped_convolution(call, x, weight, layout)
+    if layout is None and "transpose" not in call.name:  # what a filter finds is of its sample
+        filters: Places = [1, *[None] * (weight.dim() - 1)]
+        return gather_colours(call, [(weight, filters), (call.arg(2, "bias"), [1])], call.out)
     return carry(call, [(x, set(range(1, x.dim())))], call.out, set(range(1, x.dim())))
 
 
