@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .base import EITHER, EXACT, Case, N, Net, Script, case, lin, rand, spread
+from .inner import entered, slope
 from .rows import Pair, X, scaled
 
 ORDERS = ((0, 1, 2, 3), (3, 1, 2, 0), (0, 1, 3, 2), (1, 2, 3, 0), (2, 3, 0, 1))
@@ -30,6 +31,22 @@ def filled(mask: Sequence[int], order: Sequence[int], end: str) -> Callable[...,
     return body
 
 
+def pushed(mask: Sequence[int], order: Sequence[int], by: str) -> Callable[..., Tensor]:
+    """The gradient of an energy, through rows that some samples did not write or by them."""
+    chosen, places = torch.tensor(mask).bool(), torch.tensor(order)
+
+    def body(m: Any, x: Tensor) -> Tensor:
+        x = entered(x)
+        h = m.l(x)[places]
+        out = torch.zeros_like(h)
+        out[chosen] = m.k(h[chosen])
+        energy = (h + m.j(out).tanh() + m.b)[places.argsort()].square()
+        force = slope(energy, x if by == "the samples" else out)
+        return energy + m.k(force)
+
+    return body
+
+
 def parts() -> dict[str, Any]:
     return {"l": lin(), "k": lin(seed=3), "j": lin(seed=9), "b": rand(N)}
 
@@ -40,6 +57,10 @@ def cases() -> Iterator[Case]:
         plain = order == ORDERS[0] and sum(mask) > 1
         name = f"nobody: rows of {mask} in order {order}, {end}"
         yield case(name, EXACT if plain else EITHER, filled(mask, order, end), **parts())
+    for mask, order, by in product(product((0, 1), repeat=N), ORDERS, ("the samples", "the rows")):
+        right = by == "the samples" and (sum(mask) > 1 or not sum(mask)) and order == ORDERS[0]
+        name = f"nobody: a gradient by {by} of {mask} in order {order}"
+        yield case(name, EXACT if right else EITHER, pushed(mask, order, by), **parts())
     yield case("nobody: losses of some samples are constants", EXACT, some_losses, **parts())
     yield case("nobody: rows in a cube of zeros, then a layer", EXACT, rows_of_some,
                rand(N, 3, N), **parts())  # fmt: skip

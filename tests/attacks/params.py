@@ -27,6 +27,7 @@ from .base import (
 LABELS = ints(N, seed=3)
 
 
+PIXELS = rand(1, N, 1, seed=8)
 SQUARE: Table = {
     "transposed": (EXACT, lambda m, x: x @ m.w.t()),
     "F.linear of the transpose": (EXACT, lambda m, x: F.linear(x, m.w.T)),
@@ -204,6 +205,22 @@ SQUARE: Table = {
     "grouped conv, filters and biases of each sample": (
         EXACT,
         lambda m, x: F.conv1d(x.view(1, -1, 1), m.l(x)[:, :, None], m.l(x)[:, 0], groups=N)[0],
+    ),
+    "grouped conv of constants, filters of each sample": (
+        EXACT,
+        lambda m, x: (
+            F.conv1d(PIXELS, m.l(x)[:, :, None], groups=1)[0]
+            + F.conv1d(PIXELS, m.l(x)[:, :1, None], m.w[0], groups=N)[0]
+            + F.conv1d(PIXELS, m.w[:, :, None], m.l(x)[:, 0])[0]
+        ),
+    ),
+    "conv of constants, samples as channels of filters": (
+        REFUSED,
+        lambda m, x: F.conv1d(PIXELS, m.l(x).T[:, :, None])[0],
+    ),
+    "conv of constants, filters and biases of others": (
+        REFUSED,
+        lambda m, x: F.conv1d(PIXELS, m.l(x)[:, :, None], m.l(x)[:, 0].flip(0))[0],
     ),
     "grouped conv, biases of others": (
         REFUSED,

@@ -66,9 +66,10 @@ def test_one_sample_each(function: Any, sizes: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("function", [pooled, padded, joined])
-def test_of_equal_sizes_if_n_is_given(function: Any) -> None:
-    model, xs = network(function), samples(3, 3)
-    with persample.record(model, n=2) as tape:
+@pytest.mark.parametrize("sizes", [(3, 3), (3,)])
+def test_of_equal_sizes_if_n_is_given(function: Any, sizes: tuple[int, ...]) -> None:
+    model, xs = network(function), samples(*sizes)
+    with persample.record(model, n=len(sizes)) as tape:
         tape.backward(losses(model, xs))
     assert relative_error(tape.grads(), alone(model, xs)) < 1e-12
 

@@ -100,7 +100,7 @@ class Collector:
             raise UsageError(
                 "a backward pass reached the recorded module past its outputs",
                 where=describe(use.place),
-                why="a tensor from inside it (kept by a hook or an attribute) is in the loss",
+                why="a tensor from inside it (kept by a hook or a closure) is in the loss",
                 fix="return that tensor from forward()",
             )
 

@@ -24,6 +24,7 @@ from ..recording.recorder import Recording
 from ..uses.context import ANCHOR, Options
 from ..uses.tensor_states import Derived, versions
 from .detached import Detached, rewrite
+from .kept_tensors import DEPTH, kept_by
 from .own import use_own_rules
 from .sample_batch import Batch
 from .sample_rows import accumulate, filled_up
@@ -110,7 +111,8 @@ class RecordedGraph:
                 raise MixedSamplesError(
                     f"Expanded Weights: output {k} of the module depends on parameters alone",
                     why="no sample that the module received leads to it",
-                    fix="give a regulariser its own backward(); pass samples as arguments",
+                    fix="use it inside forward(), with samples; give a regulariser its own "
+                    "backward()",
                 )
 
     def _expect_current(self, selected: Mapping[str, Tensor]) -> dict[str, Tensor | None]:
@@ -211,7 +213,7 @@ def run(
         raise
     finally:
         recording.close(None, None, None)
-    return _in_one_node(recording, result, inputs, batch, shared)
+    return _in_one_node(recording, result, inputs, batch, None if shared else module)
 
 
 @functools.cache
@@ -223,9 +225,9 @@ def _options(dim: int) -> Options:
 
 
 def _in_one_node(
-    recording: Recording, result: Any, inputs: Detached, batch: Batch, shared: bool
+    recording: Recording, result: Any, inputs: Detached, batch: Batch, module: nn.Module | None
 ) -> Any:
-    """The result, its tensors outputs of one node of the caller's graph."""
+    """The result, its tensors outputs of one node of the caller's graph; and what modules keep."""
     context = recording.context
     outputs: list[Tensor] = []
 
@@ -235,21 +237,31 @@ def _in_one_node(
         return tensor
 
     with torch._C.DisableTorchFunction():
-        mapped(result, gather)
+        mapped(result, gather, objects=DEPTH)
         written = inputs.written()
         for _, given in written:
             gather(given)
+        kept = kept_by(module, context.states, [*outputs, *inputs.given]) if module else []
+        for _, _, tensors in kept:
+            for tensor in tensors:
+                gather(tensor)
         states = [context.look(out) for out in outputs]
     if not outputs:
         recording.release()
         return result
     selected = context.parameters.selected
     edges = [get_gradient_edge(out) for out in outputs]
-    recorded = RecordedGraph(recording, batch, inputs.leaves, edges, states, shared)
+    recorded = RecordedGraph(recording, batch, inputs.leaves, edges, states, module is None)
     recorded.versions = dict(zip(selected, versions(selected.values()), strict=True))
     made = Node.apply(ANCHOR, recorded, outputs, *inputs.outer)
     found = dict(zip(map(id, outputs), made, strict=True))
     for tensor, given in written:
         rewrite(tensor, found[id(given)])
         found[id(given)] = tensor
-    return mapped(result, lambda t: found.get(id(t), t))
+
+    def outside(tensor: Tensor) -> Any:
+        return found.get(id(tensor), tensor)
+
+    for held, name, _ in kept:
+        held[name] = mapped(held[name], outside, objects=DEPTH)
+    return mapped(result, outside, objects=DEPTH)

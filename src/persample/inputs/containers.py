@@ -55,12 +55,12 @@ def mapped(
     function: Callable[[Any], Any],
     *,
     whole: Callable[[Any], bool] = _nothing,
-    objects: bool = False,
+    objects: int = 0,
 ) -> Any:
     """The same nested containers with every tensor replaced; the value itself if none changed.
 
     ``function`` also replaces everything for which ``whole`` is true, which is not opened then.
-    With ``objects``, objects of the caller's own class are also opened, but none inside another.
+    ``objects``: how deep objects of the caller's own class are opened, one inside another.
     Nothing is written to: what changes is a copy.
     """
     if isinstance(value, Tensor) or whole(value):
@@ -72,13 +72,13 @@ def mapped(
         kept = all(new[key] is part for key, part in old.items())
         return value if kept else _rebuild(value, new)
     if objects and attributes(value, callables=True) is not None:
-        return _copy_object(value, lambda part: mapped(part, function, whole=whole))
+        return _copy_object(
+            value, lambda part: mapped(part, function, whole=whole, objects=objects - 1)
+        )
     return value
 
 
-def leaves(
-    value: Any, *, whole: Callable[[Any], bool] = _nothing, objects: bool = False
-) -> list[Any]:
+def leaves(value: Any, *, whole: Callable[[Any], bool] = _nothing, objects: int = 0) -> list[Any]:
     """The tensors in nested containers, and what ``whole`` is true for, in the order of mapped."""
     found: list[Any] = []
 

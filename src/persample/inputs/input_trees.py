@@ -87,7 +87,7 @@ def walk(path: str, value: Any) -> list[tuple[str, Any]]:
     return [leaf for key, item in parts for leaf in walk(f"{path}.{key}", item)]
 
 
-def lists_alike(found: list[tuple[str, Any]]) -> list[list[Tensor]]:
+def lists_alike(found: list[tuple[str, Any]], least: int = 2) -> list[list[Tensor]]:
     """Lists of several tensors that differ in their sizes at most; no lists of mere indices."""
     lists: dict[str, list[Tensor]] = {}
     for path, value in found:
@@ -97,7 +97,7 @@ def lists_alike(found: list[tuple[str, Any]]) -> list[list[Tensor]]:
     return [
         tensors
         for tensors in lists.values()
-        if len(tensors) > 1
+        if len(tensors) >= least
         and len({(t.dtype, t.dim()) for t in tensors}) == 1
         and (tensors[0].dim() > 1 or (tensors[0].dim() and tensors[0].is_floating_point()))
     ]

@@ -206,7 +206,8 @@ class Inputs:
             return  # inside a torch.func transform, where nothing is followed
         fresh, others = self._sorted(found)
         undeclared = [(path, value) for path, value in fresh if not self._is_declared(path, value)]
-        lists = lists_alike(undeclared) if len(undeclared) > 1 else []
+        least = 1 if self._context.n == 1 else 2  # a list of one is the only sample
+        lists = lists_alike(undeclared, least) if len(undeclared) >= least else []
         nested = nested_lists(undeclared) if len(undeclared) > 1 else []
         values = [value for _, value in undeclared]
         self.guess.expect_same(values, self._context.n)

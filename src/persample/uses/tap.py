@@ -248,6 +248,4 @@ def _refused(use: Use, layout: Layout | None, given: list[int]) -> Reason | None
     why = ""
     if layout is None:
         why = "a gradient is taken by a tensor that all samples share: it is a sum over them"
-    elif use.guessed is not None:
-        why = "a gradient is taken through rows of no sample"
     return Reason(f"torch.autograd.grad of {use.operator}", why, (), use.place) if why else None

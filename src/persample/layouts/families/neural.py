@@ -25,6 +25,11 @@ def convolution(call: Call) -> Result:
     layout = call.layout(x)
     if layout is not None and layout.axes == (1,) and x.dim() > width:
         return _by_groups(call, x, call.arg(6, "groups", default=1))
+    finds = layout is None and x.dim() > width and "transpose" not in call.name
+    if finds:  # what a filter finds is of its sample
+        weight = call.arg(1, "weight")
+        filters: Places = [1, *[None] * (weight.dim() - 1)]
+        return gather_colours(call, [(weight, filters), (call.arg(2, "bias"), [1])], call.out)
     return carry(call, [(x, trailing(x, width))], call.out, trailing(call.out, width))
 
 
