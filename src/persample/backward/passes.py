@@ -32,6 +32,7 @@ from .loss_checks import (
     prove,
 )
 from .one_by_one import OneByOne
+from .plain_step import estimating
 
 
 class Passes:
@@ -181,7 +182,10 @@ class Passes:
         random = RandomState(losses.device) if lean is not None else None
         ends: Roots = [ANCHOR, *user_code.edges()] if options.native else ()
         try:
-            with listening(context, self._collector, self._guards, factor, retain=keep):
+            with (
+                estimating(context, losses),
+                listening(context, self._collector, self._guards, factor, retain=keep),
+            ):
                 engine([losses], [seed], keep, ends)
         except PersampleError as error:
             if not options.loop:
