@@ -69,6 +69,8 @@ class Collector:
         if not backward.receiving:
             self._stray(use)
             return
+        if backward.listener is not None:
+            backward.listener(saved)
         self._context.batches.touch(use.batches)
         if not use.tapped.usual:
             for reason, grad in zip(use.tapped.refused, grads, strict=True):

@@ -33,6 +33,7 @@ from .loss_checks import (
     prove,
 )
 from .one_by_one import OneByOne
+from .plain_step import estimating
 
 
 class Passes:
@@ -183,7 +184,8 @@ class Passes:
         random = RandomState(losses.device) if lean is not None else None
         ends: Roots = [ANCHOR, *user_code.edges()] if options.native else ()
         try:
-            self._listen(factor, [losses], [seed], ends, retain=keep)
+            with estimating(context, losses):
+                self._listen(factor, [losses], [seed], ends, retain=keep)
         except PersampleError as error:
             if not options.loop:
                 raise

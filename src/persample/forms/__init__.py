@@ -1,7 +1,19 @@
 """Forms: representations of n gradients that know their algebra."""
 
 from .convolution import Geometry
-from .cost import BUDGET, JOINED, LEAN, LIMIT, WALK, Plan, scratch, spans, within
+from .cost import (
+    BUDGET,
+    JOINED,
+    LEAN,
+    LIMIT,
+    LITTLE,
+    SHARE,
+    WALK,
+    Plan,
+    scratch,
+    spans,
+    within,
+)
 from .dense import Dense
 from .fast.elementwise import Scaled, scale_form
 from .fast.picked_rows import Picked
@@ -26,6 +38,8 @@ __all__ = [
     "JOINED",
     "LEAN",
     "LIMIT",
+    "LITTLE",
+    "SHARE",
     "WALK",
     "Apart",
     "Dense",

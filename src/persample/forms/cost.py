@@ -14,6 +14,8 @@ from dataclasses import dataclass
 BUDGET = 64 << 20  # bytes of scratch memory that a question may take beyond its result
 LEAN = 2 << 20  # where as little memory as possible is to be held at once
 WALK = 16 << 20  # the same where less would mean to walk one graph again and again
+SHARE = 5  # of what a plain step holds: a fifth more is kept, a quarter more held with tiles
+LITTLE = 1 << 20  # bytes of rows that are not worth counting
 LIMIT: ContextVar[int] = ContextVar("scratch memory", default=BUDGET)
 _BYTE = 2  # multiplications that take as long as moving a byte of an intermediate result
 JOINED = 1 << 14  # elements whose copy takes less time than the calls that it saves

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .cost import LIMIT, scratch
 from .fast.stacked import Joined, stack_forms
-from .fast.written_rows import kept_rows, pull_back_together
+from .fast.written_rows import Kept, kept_rows, pull_back_together
 from .form import Form
 from .merging import total
 from .outer import Outer
@@ -103,11 +103,12 @@ def certain_sums(
 ) -> dict[str, Tensor]:
     """Σ cᵢ gᵢ of every parameter from what bounds were computed from, without ``bad`` samples.
 
-    They are removed before any batched kernel: 0 · NaN is NaN.
+    They are removed before any batched kernel: 0 · NaN is NaN. Kept rows come first: each sum of
+    them frees more than it takes.
     """
     found: dict[str, Tensor] = {}
-    for name, form in forms.items():
-        form = form if bad is None else form.without(bad)
+    for name in sorted(forms, key=lambda name: not isinstance(forms[name], Kept)):
+        form = forms[name] if bad is None else forms[name].without(bad)
         if isinstance(form, Joined):
             found |= form.sums(c[name])
         else:

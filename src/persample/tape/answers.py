@@ -17,13 +17,10 @@ from ..backward.contribution import Contribution
 from ..backward.kept_forms import KeptForms
 from ..backward.passes import Passes
 from ..errors import UsageError
-from ..forms import Form, Norms, add_norms, bound_norms, certain_sums
+from ..forms import LITTLE, SHARE, Form, Norms, add_norms, bound_norms, certain_sums
 from ..guards.guards import Guards
 from ..uses import Context
 from .question import Forms, Grads, Names, Question, Visitor
-
-SHARE = 4  # the tape holds about what a plain step holds: a quarter more is kept at most
-LITTLE = 1 << 20  # bytes of rows that are not worth counting
 
 
 def expect_backward(context: Context) -> None:
@@ -108,11 +105,16 @@ class ParameterForms(Question):
         return sum(shared.values()) + sum(form.nbytes() for form in forms if not form.tensors())
 
     def _room(self, wanted: int) -> int:
-        """Bytes of rows that may be kept: as granted, or a share of what is held anyway."""
+        """Bytes of rows that may be kept: as granted, or up to a fifth more than a plain step.
+
+        Where it is not known what a plain step holds, the tape holds about as much.
+        """
         granted = self._context.options.rows
-        if granted is not None:
-            return granted
-        return wanted if wanted <= LITTLE else self.held() // SHARE
+        if granted is not None or wanted <= LITTLE:
+            return wanted if granted is None else granted
+        held = self.held()
+        plain = self._context.backward.plain_bytes or held
+        return plain + plain // SHARE - held
 
     def weighted_sums(self, names: Sequence[str], c: Tensor, *, last: bool) -> Grads:
         """Σ cᵢ gᵢ of parameters that received a gradient."""

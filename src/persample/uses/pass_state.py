@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ class PassState:
         self.factor = 1.0  # what gradients are multiplied by, to undo a loss scale
         self.retain = True  # whether the graph is kept for another pass
         self.trouble: PersampleError | None = None  # why the answers cannot be trusted
+        self.listener: Callable[[tuple[Tensor, ...]], None] | None = None  # told what taps bring
         # all passes so far
         self.count = 0
         self.scalar = False  # one number was back-propagated, not one loss per sample
@@ -34,6 +35,7 @@ class PassState:
         self.apart = True  # samples were proven separate, also where each loss had its own pass
         self.reference: list[Tensor | None] = []  # autograd's gradients of weighted losses
         self.strict = False  # a backward pass from elsewhere raises at once
+        self.plain_bytes = 0  # what a plain step holds at its highest point; 0 is not known
 
     @property
     def busy(self) -> bool:

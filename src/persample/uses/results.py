@@ -17,16 +17,17 @@ class Known:
     """What every repetition of a call makes: the state of one of its results.
 
     ``aliasing``: it may share memory with its source; ``detached``: it does so without being a
-    view.
+    view. ``plain_bytes``: what a plain step holds where it is the losses, once that was found out.
     """
 
-    __slots__ = ("aliasing", "batches", "detached", "grad", "state")
+    __slots__ = ("aliasing", "batches", "detached", "grad", "plain_bytes", "state")
 
     def __init__(
         self, state: Layout, batches: int, grad: bool, *, aliasing: bool, detached: bool
     ) -> None:
         self.state, self.batches, self.grad = state, batches, grad
         self.aliasing, self.detached = aliasing, detached
+        self.plain_bytes: int | None = None
 
 
 # the tensor, its version when it was made, what is known of it, and what it may share memory with
@@ -67,6 +68,10 @@ class Results:
             if self.each[at][0]() is tensor:
                 return self.each[at]
         return None
+
+    def known_of(self, tensor: Tensor) -> Known | None:
+        """What every repetition knows of a tensor, whether it has a mark or not."""
+        return next((line[2] for line in reversed(self.each) if line[0]() is tensor), None)
 
     def clear(self) -> None:
         """Forget them."""
