@@ -72,14 +72,14 @@ class Kept(Consumer):
     @property
     def contributions(self) -> list[Contribution]:
         """All of them: nothing waits any longer."""
-        return self._settle()
+        self._settle()
+        return [entry for entry in self.entries if isinstance(entry, Contribution)]
 
-    def _settle(self) -> list[Contribution]:
-        before = expanded(self.entries[: self._before])
-        latest = expanded(self.entries[self._before :])
-        self._before = len(before)
-        self.entries = [*before, *latest]
-        return [*before, *latest]
+    def _settle(self) -> None:
+        if self.waiting():
+            before = expanded(self.entries[: self._before])
+            self.entries = [*before, *expanded(self.entries[self._before :])]
+            self._before = len(before)
 
     def waiting(self) -> list[Waiting]:
         """What waits."""
