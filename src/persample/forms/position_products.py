@@ -106,7 +106,7 @@ def widen(left: Tensor, right: Tensor, first: int, last: int) -> tuple[Tensor, T
 def matrices(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
     """Σₜ lₜ ⊗ rₜ, one matrix for every sample and block."""
     if left.dim() == 2:
-        left, right = left.unsqueeze(1), right.unsqueeze(1)
+        return outer_products(left.unsqueeze(2), right.unsqueeze(1), out)
     if left.shape[-2] == 1:
         return outer_products(left.mT, right, out)
     return (torch.bmm if left.dim() == 3 else torch.matmul)(left.mT, right, out=out)
