@@ -38,13 +38,14 @@ class KeptForms:
     def joined(self, names: Iterable[str]) -> tuple[dict[str, list[Form]], dict[str, Form]]:
         """The same for one query about all of them; and small layers that are asked together."""
         consumer = self._collector.consumer
-        waiting = consumer.waiting() if isinstance(consumer, Kept) else []
-        if not isinstance(consumer, Kept) or not waiting:
+        if not isinstance(consumer, Kept):
             return self.uses(names), {}
-        missing = self._missing(names)
-        others = [entry for entry in consumer.entries if isinstance(entry, Contribution)]
+        missing, entries = self._missing(names), consumer.entries
+        others = [entry for entry in entries if isinstance(entry, Contribution)]
         parts = self._parts(others, missing)
-        joined, found, left = join_waiting(waiting, missing, parts)
+        if len(others) == len(entries):
+            return parts, {}
+        joined, found, left = join_waiting(consumer.waiting(), missing, parts)
         for name, forms in self._parts(expanded(left), missing).items():
             parts[name] = parts.get(name, []) + forms
         return parts | {name: [form] for name, form in found.items()}, joined
@@ -62,11 +63,12 @@ class KeptForms:
     ) -> dict[str, list[Form]]:
         parts: dict[str, list[Form]] = {}
         for contribution in contributions:
-            name = contribution.operand.name  # most are used as they are
-            one = None if name is None else [(name, contribution.form)]
-            for name, form in one or self._collector.attached(contribution, missing):
-                if name in missing:
+            own = contribution.operand.name
+            if own is None:
+                for name, form in self._collector.attached(contribution, missing):
                     parts.setdefault(name, []).append(form)
+            elif own in missing:  # most are used as they are
+                parts.setdefault(own, []).append(contribution.form)
         return parts
 
     def get(self, names: Iterable[str]) -> dict[str, Form]:

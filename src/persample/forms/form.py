@@ -299,4 +299,4 @@ def flat_rows(rows: Tensor) -> Tensor:
     """(n, elements) of real numbers; a scalar has one element."""
     if rows.is_complex():
         rows = torch.view_as_real(rows.resolve_conj())
-    return rows.reshape(rows.shape[0], rows.shape[1:].numel())
+    return rows if rows.dim() == 2 else rows.reshape(rows.shape[0], rows.shape[1:].numel())

@@ -6,7 +6,6 @@ Their norms share products, and what rounding leaves in doubt is read back once 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -49,18 +48,21 @@ class Gradients:
     def written(self, names: Iterable[str], uses: Uses) -> dict[str, Form]:
         """The same where rows will be looked at: what is behind derived tensors is written out."""
         forms = self.forms(names, uses)
-        found = pull_back_together(forms)
-        self.known.update(found)
-        forms |= found
+        if found := pull_back_together(forms):
+            self.known.update(found)
+            forms |= found
         return forms
 
     def sq_norms(
         self, groups: Names, uses: Uses, joined: dict[str, Form], n: int, device: torch.device
     ) -> Tensor:
         """‖gᵢ‖² over groups of parameters: (groups, n). What is ``joined`` needs one group."""
+        return add_norms(_in_groups(self._stacked(groups, uses, joined), groups), n, device)
+
+    def _stacked(self, groups: Names, uses: Uses, joined: dict[str, Form]) -> dict[str, Form]:
+        """Forms to take squares of: small ones of one group are joined."""
         forms = self.written([name for group in groups for name in group], uses)
-        forms = stack_forms(forms) | joined if len(groups) == 1 else forms
-        return add_norms(_in_groups(forms, groups), n, device)
+        return stack_forms(forms) | joined if len(groups) == 1 else forms
 
     def weighted_sums(
         self, names: Iterable[str], uses: Uses, joined: dict[str, Form], c: Tensor
@@ -80,12 +82,11 @@ class Gradients:
         Rows are kept where that is cheaper, in the room for so many bytes; ``counted`` ones are
         part of the question's memory.
         """
-        forms = self.written([name for group in groups for name in group], uses)
+        forms = self._stacked(groups, uses, joined)
         rows = kept_rows(forms, room)
-        forms |= rows
         if counted and rows:
             LIMIT.set(scratch() - sum(form.nbytes() for form in rows.values()))
-        forms = stack_forms(forms) | joined if len(groups) == 1 else forms
+        forms |= rows
         return forms, bound_norms(_in_groups(forms, groups), n, device, elements)
 
 
@@ -120,12 +121,14 @@ def norms_of(forms: Iterable[Form]) -> list[list[Norms]]:
     """Of every form, and of its pieces on their own."""
     listed = list(forms)
     outer = [form for form in listed if isinstance(form, Outer) and form.t > 1]
-    factors = [factor for form in outer for factor in form.given]
-    with share_products(factors) if len(outer) > 1 else nullcontext():
-        return [
-            [part.norms() for part in (form.parts if isinstance(form, Pieces) else [form])]
-            for form in listed
-        ]
+    if len(outer) < 2:
+        return [_of_pieces(form) for form in listed]
+    with share_products(factor for form in outer for factor in form.given):
+        return [_of_pieces(form) for form in listed]
+
+
+def _of_pieces(form: Form) -> list[Norms]:
+    return [part.norms() for part in (form.parts if isinstance(form, Pieces) else (form,))]
 
 
 Groups = Sequence[Sequence[Norms]]
@@ -142,7 +145,8 @@ def bound_norms(groups: Groups, n: int, device: torch.device, elements: int) -> 
     Small numbers may be swallowed by a large one, and squares may be too small for their dtype.
     """
     listed, value = _settled(_Listed(groups, n, device), sure=True)
-    parts, eps, tiny = listed.parts, listed.numbers.eps, listed.numbers.tiny
+    parts, numbers = listed.parts, torch.finfo(listed.narrow)
+    eps, tiny = numbers.eps, numbers.tiny
     more = (len(parts) + 8) * eps
     if any(part.doubt is not None for part in parts):
         value = value + listed.add([part.doubt for part in parts])
@@ -150,8 +154,9 @@ def bound_norms(groups: Groups, n: int, device: torch.device, elements: int) -> 
     value += elements * tiny
     sq_errors = [part.sq_error() for part in parts]
     if any(sq_error is not None for sq_error in sq_errors):
-        several = [4 * e if p.rows and e is not None else e for p, e in zip(parts, sq_errors, strict=True)]
-        off = (listed.add(several) + len(parts) * tiny).sqrt_()
+        each = zip(parts, sq_errors, strict=True)
+        twice = [4 * off if part.rows and off is not None else off for part, off in each]
+        off = (listed.add(twice) + len(parts) * tiny).sqrt_()
         value = value.sqrt_().add_(off, alpha=1 + more).square_()
     return value
 
@@ -169,20 +174,24 @@ class _Listed:
         self.parts = [part for group in groups for part in group]
         self.group = [k for k, group in enumerate(groups) for _ in group]
         dtypes = sorted({part.value.dtype for part in self.parts} or {torch.float32}, key=_unit)
-        self.narrow, self.numbers = dtypes[-1], torch.finfo(dtypes[-1])
-        self._shape, self._as = (len(groups), n), (device, dtypes[0])
+        self.narrow, self._as = dtypes[-1], (device, dtypes[0])
+        self._shape = len(groups), n
 
     def add(self, each: Sequence[Tensor | None]) -> Tensor:
-        """The sums over groups of a number for every part, or none: (groups, n); not to be written to."""
+        """The sums over groups of a number for every part, or none: (groups, n), to be read."""
         rows = [numbers.to(*self._as) for numbers in each if numbers is not None]
+        if self._shape[0] == len(rows) == 1:
+            return rows[0].unsqueeze(0)
         if self._shape[0] == 1 and rows:
-            return rows[0].unsqueeze(0) if len(rows) == 1 else torch.stack(rows).sum(0, keepdim=True)
+            return torch.stack(rows).sum(0, keepdim=True)
         groups = [k for k, numbers in zip(self.group, each, strict=True) if numbers is not None]
         if groups == [*range(self._shape[0])]:  # one in each
             return torch.stack(rows)
         device, dtype = self._as
         zeros = torch.zeros(self._shape, dtype=dtype, device=device)
-        return zeros.index_add_(0, torch.tensor(groups, device=device), torch.stack(rows)) if rows else zeros
+        if not rows:
+            return zeros
+        return zeros.index_add_(0, torch.tensor(groups, device=device), torch.stack(rows))
 
     def gap(self, part: Norms, *, sure: bool) -> Tensor | None:
         """What an exact value would take out of doubt, and a share of what its rows are off by."""
@@ -208,10 +217,11 @@ def _settled(listed: _Listed, *, sure: bool) -> tuple[_Listed, Tensor]:
         parts[:] = [part.kept() for part in parts]
     value = listed.add([p.value for p in parts])
     gaps = [listed.gap(p, sure=sure) for p in parts]
-    count = sum(gap is not None for gap in gaps)
+    count = sum([gap is not None for gap in gaps])
     if not count:
         return listed, value
-    limit = (value * _DOUBT[listed.narrow]).clamp_(min=_NOTHING * listed.numbers.tiny)
+    least = _NOTHING * torch.finfo(listed.narrow).tiny
+    limit = (value * _DOUBT[listed.narrow]).clamp_(min=least)
     doubtful = listed.add(gaps) > limit
     if not any(doubtful.any(1).tolist()):
         return listed, value

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from ..cost import JOINED, WORK, WRITTEN, scratch
 from ..dense import Dense
-from ..form import Form
+from ..form import Form, row_sq_norms
 from ..outer import Outer
 from ..patches import Patches
-from ..rounding import Norms, fine_dtype
+from ..rounding import Norms, fine_dtype, units
 from ..table_rows import Rows
 
 Forms = dict[str, Form]
@@ -41,29 +41,34 @@ class Joined(Form):
 class Stacked(Joined):
     """Rows that hold one tensor's elements after the other's."""
 
-    __slots__ = ("_rows", "shapes")
+    __slots__ = ("rows_of_all", "shapes")
 
     def __init__(self, rows: Tensor, shapes: Mapping[str, torch.Size]) -> None:
         super().__init__(rows.shape[0], [*shapes], rows)
-        self._rows, self.shapes = Dense(rows), shapes
+        self.rows_of_all, self.shapes = rows, shapes
 
     def without(self, bad: Tensor) -> Stacked:
         """Zero rows for some samples."""
-        return Stacked(self._rows.without(bad).values, self.shapes)
+        return Stacked(self.rows_of_all.masked_fill(bad.unsqueeze(1), 0), self.shapes)
 
     def norms(self) -> Norms:
         """Those of all tensors together."""
-        return self._rows.norms()
+        rows = self.rows_of_all
+        return Norms(row_sq_norms(rows), units=units(rows.shape[1]))
 
     def sums(self, c: Tensor) -> dict[str, Tensor]:
         """One matrix-vector product."""
-        parts = self._rows.weighted_sum(c).split([shape.numel() for shape in self.shapes.values()])
+        sums = torch.mv(self.rows_of_all.T, c.to(self.dtype))
+        parts = sums.split([shape.numel() for shape in self.shapes.values()])
         named = zip(parts, self.shapes.items(), strict=True)
-        return {name: x if x.shape == shape else x.view(shape) for x, (name, shape) in named}
+        return {name: x if len(shape) == 1 else x.view(shape) for x, (name, shape) in named}
 
 
 class Size(NamedTuple):
-    """Linear layers of one size: factors (k, n, a) and (k, n, b), names of weights and biases."""
+    """Linear layers of one size, by their names: factors (n, a) and (n, b) of one of them.
+
+    Of several, they are side by side: (k, n, a) and (k, n, b).
+    """
 
     left: Tensor
     right: Tensor
@@ -78,7 +83,7 @@ class Layers(Joined):
 
     def __init__(self, sizes: Sequence[Size]) -> None:
         names = [name for size in sizes for name in (*size.weights, *size.biases)]
-        super().__init__(sizes[0].left.shape[1], names, sizes[0].left)
+        super().__init__(sizes[0].left.shape[-2], names, sizes[0].left)
         self.sizes = sizes
 
     def without(self, bad: Tensor) -> Layers:
@@ -91,15 +96,19 @@ class Layers(Joined):
 
     def norms(self) -> Norms:
         """Nothing can cancel; squares in double precision neither vanish nor overflow."""
-        sides = [size.left for size in self.sizes] + [size.right for size in self.sizes]
-        dtype = fine_dtype(self.device)
-        sizes = [torch.linalg.vector_norm(side, dim=2, dtype=dtype) for side in sides]
-        left, right = (squares := torch.cat(sizes).square_()).chunk(2)
-        right[: sum([len(size.biases) for size in self.sizes])].add_(1)
-        most, lost = max([side.shape[2] for side in sides]), None
-        if dtype is self.dtype:  # a vanished square may be multiplied by a huge one
-            lost = squares.sum(0).mul_(2 * most * torch.finfo(dtype).tiny)
-        return Norms((left * right).sum(0).to(self.dtype), lost, units=48 + most / 4 + left.shape[0])
+        fine, sizes = fine_dtype(self.device), self.sizes
+        left, right = [
+            torch.vstack([torch.linalg.vector_norm(size[k], dim=-1, dtype=fine) for size in sizes])
+            for k in (0, 1)
+        ]
+        biased = sum([len(size.biases) for size in sizes])
+        parts = [left * right, left if biased == left.shape[0] else left[:biased]]
+        value = torch.linalg.vector_norm(torch.cat(parts), dim=0).to(self.dtype).square_()
+        lost, most = None, max([max(size.left.shape[-1], size.right.shape[-1]) for size in sizes])
+        if fine is self.dtype:  # a vanished square may be multiplied by a huge one
+            squares = torch.cat([left, right]).square_().sum(0)
+            lost = squares.mul_(2 * most * torch.finfo(fine).tiny)
+        return Norms(value, lost, units=48 + most / 4 + left.shape[0])
 
     def sums(self, c: Tensor) -> dict[str, Tensor]:
         """(c ∘ left)ᵀ right of every layer, and the sum of c ∘ left for its bias."""
@@ -107,9 +116,11 @@ class Layers(Joined):
         c = c.to(self.dtype).unsqueeze(1)
         for left, right, weights, biases in self.sizes:
             left = left * c
-            found.update(zip(weights, torch.bmm(left.mT, right).unbind(), strict=True))
+            each = [torch.matmul(left.mT, right)]
             if biases:
-                found.update(zip(biases, left.sum(1).unbind(), strict=True))
+                each.append(left.sum(-2))
+            for names, sums in zip((weights, biases), each):
+                found.update(zip(names, sums.unbind() if left.dim() > 2 else (sums,), strict=True))
         return found
 
 
@@ -133,9 +144,8 @@ def join_layers(layers: Iterable[Layer]) -> Forms:
 def _side_by_side(layers: Sequence[Layer]) -> Size:
     """Layers of one size."""
     lefts, rights, names = zip(*layers, strict=True)
-    if len(layers) == 1:
-        return Size(lefts[0].unsqueeze(0), rights[0].unsqueeze(0), *zip(*names, strict=True))
-    return Size(torch.stack(lefts), torch.stack(rights), *zip(*names, strict=True))
+    left, right = [s[0] if len(layers) == 1 else torch.stack(s) for s in (lefts, rights)]
+    return Size(left, right, *zip(*names, strict=True))
 
 
 def _kinds(forms: Mapping[str, Form], *, squares: bool) -> tuple[Forms, Forms, list[Forms]]:
