@@ -108,7 +108,7 @@ class Inputs:
         """Hook all of them (undone when the block ends, and while a module runs)."""
         self._thread, self._gate = threading.get_ident(), Gate(self._before)
         hooked = [m for m in modules if not isinstance(m, torch.jit.ScriptModule)]
-        recurrent = [m for m in hooked if isinstance(m, nn.RNNBase)]
+        recurrent: list[nn.Module] = [m for m in hooked if isinstance(m, nn.RNNBase)]
         hooked = recurrent if self._begun else hooked
         self._kwargs = [module._forward_pre_hooks_with_kwargs for module in hooked]
         self._hooks = [module._forward_pre_hooks for module in hooked]
