@@ -6,6 +6,7 @@ Their norms share products, and what rounding leaves in doubt is read back once 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -172,8 +173,9 @@ class _Listed:
     def __init__(self, groups: Groups, n: int, device: torch.device) -> None:
         self.parts = [part for group in groups for part in group]
         self.group = [k for k, group in enumerate(groups) for _ in group]
-        dtypes = sorted({part.value.dtype for part in self.parts} or {torch.float32}, key=_unit)
-        self.narrow, self._as = dtypes[-1], (device, dtypes[0])
+        dtypes = sorted([part.value.dtype for part in self.parts], key=attrgetter("itemsize"))
+        self.narrow = dtypes[0] if dtypes else torch.float32
+        self._as = device, dtypes[-1] if dtypes else torch.float32
         self._shape = len(groups), n
 
     def add(self, each: Sequence[Tensor | None]) -> Tensor:
@@ -194,16 +196,14 @@ class _Listed:
 
     def gap(self, part: Norms, *, sure: bool) -> Tensor | None:
         """What an exact value would take out of doubt, and a share of what its rows are off by."""
-        sq_error = part.sq_error() if sure and part.rows and part.exact is not None else None
-        if sq_error is None or part.exact is None:
-            return None if part.exact is None else part.doubt
+        if part.exact is None:
+            return None
+        sq_error = part.sq_error() if sure and part.rows else None
+        if sq_error is None:
+            return part.doubt
         off = sq_error.sqrt()
         found = (2 * part.value.sqrt() + off).mul_(off).mul_(_DOUBT[self.narrow] / _OFF)
         return found if part.doubt is None else found.add_(part.doubt)
-
-
-def _unit(dtype: torch.dtype) -> float:
-    return torch.finfo(dtype).eps
 
 
 def _settled(listed: _Listed, *, sure: bool) -> tuple[_Listed, Tensor]:
@@ -214,8 +214,8 @@ def _settled(listed: _Listed, *, sure: bool) -> tuple[_Listed, Tensor]:
     parts = listed.parts
     if sure:
         parts[:] = [part.kept() for part in parts]
-    value = listed.add([p.value for p in parts])
-    gaps = [listed.gap(p, sure=sure) for p in parts]
+    value = listed.add([part.value for part in parts])
+    gaps = [listed.gap(part, sure=sure) for part in parts]
     count = sum([gap is not None for gap in gaps])
     if not count:
         return listed, value
