@@ -134,6 +134,9 @@ def _of_pieces(form: Form) -> list[Norms]:
 Groups = Sequence[Sequence[Norms]]
 
 
+_WIDTH = attrgetter("itemsize")
+
+
 def add_norms(groups: Groups, n: int, device: torch.device) -> Tensor:
     """‖gᵢ‖² over the norms of each group, of gradients side by side: (groups, n)."""
     return _settled(_Listed(groups, n, device), sure=False)[1]
@@ -171,12 +174,14 @@ class _Listed:
     """Norms in a row, each with the number of its group."""
 
     def __init__(self, groups: Groups, n: int, device: torch.device) -> None:
-        self.parts = [part for group in groups for part in group]
-        self.group = [k for k, group in enumerate(groups) for _ in group]
-        dtypes = sorted([part.value.dtype for part in self.parts], key=attrgetter("itemsize"))
-        self.narrow = dtypes[0] if dtypes else torch.float32
-        self._as = device, dtypes[-1] if dtypes else torch.float32
-        self._shape = len(groups), n
+        self.parts: list[Norms] = []
+        self.group: list[int] = []
+        for k, group in enumerate(groups):
+            self.parts += group
+            self.group += [k] * len(group)
+        dtypes = {part.value.dtype for part in self.parts} or {torch.float32}
+        self.narrow = min(dtypes, key=_WIDTH)
+        self._as, self._shape = (device, max(dtypes, key=_WIDTH)), (len(groups), n)
 
     def add(self, each: Sequence[Tensor | None]) -> Tensor:
         """The sums over groups of a number for every part, or none: (groups, n), to be read."""
@@ -215,7 +220,8 @@ def _settled(listed: _Listed, *, sure: bool) -> tuple[_Listed, Tensor]:
     if sure:
         parts[:] = [part.kept() for part in parts]
     value = listed.add([part.value for part in parts])
-    gaps = [listed.gap(part, sure=sure) for part in parts]
+    exact = [part for part in parts if part.exact is not None]
+    gaps = [listed.gap(part, sure=sure) for part in parts] if exact else []
     count = sum([gap is not None for gap in gaps])
     if not count:
         return listed, value
