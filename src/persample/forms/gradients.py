@@ -6,6 +6,7 @@ Their norms share products, and what rounding leaves in doubt is read back once 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -134,6 +135,9 @@ def _of_pieces(form: Form) -> list[Norms]:
 Groups = Sequence[Sequence[Norms]]
 
 
+_WIDTH = attrgetter("itemsize")
+
+
 def add_norms(groups: Groups, n: int, device: torch.device) -> Tensor:
     """‖gᵢ‖² over the norms of each group, of gradients side by side: (groups, n)."""
     return _settled(_Listed(groups, n, device), sure=False)[1]
@@ -171,11 +175,14 @@ class _Listed:
     """Norms in a row, each with the number of its group."""
 
     def __init__(self, groups: Groups, n: int, device: torch.device) -> None:
-        self.parts = [part for group in groups for part in group]
-        self.group = [k for k, group in enumerate(groups) for _ in group]
-        dtypes = sorted({part.value.dtype for part in self.parts} or {torch.float32}, key=_unit)
-        self.narrow, self._as = dtypes[-1], (device, dtypes[0])
-        self._shape = len(groups), n
+        self.parts: list[Norms] = []
+        self.group: list[int] = []
+        for k, group in enumerate(groups):
+            self.parts += group
+            self.group += [k] * len(group)
+        dtypes = {part.value.dtype for part in self.parts} or {torch.float32}
+        self.narrow = min(dtypes, key=_WIDTH)
+        self._as, self._shape = (device, max(dtypes, key=_WIDTH)), (len(groups), n)
 
     def add(self, each: Sequence[Tensor | None]) -> Tensor:
         """The sums over groups of a number for every part, or none: (groups, n), to be read."""
@@ -195,16 +202,14 @@ class _Listed:
 
     def gap(self, part: Norms, *, sure: bool) -> Tensor | None:
         """What an exact value would take out of doubt, and a share of what its rows are off by."""
-        sq_error = part.sq_error() if sure and part.rows and part.exact is not None else None
-        if sq_error is None or part.exact is None:
-            return None if part.exact is None else part.doubt
+        if part.exact is None:
+            return None
+        sq_error = part.sq_error() if sure and part.rows else None
+        if sq_error is None:
+            return part.doubt
         off = sq_error.sqrt()
         found = (2 * part.value.sqrt() + off).mul_(off).mul_(_DOUBT[self.narrow] / _OFF)
         return found if part.doubt is None else found.add_(part.doubt)
-
-
-def _unit(dtype: torch.dtype) -> float:
-    return torch.finfo(dtype).eps
 
 
 def _settled(listed: _Listed, *, sure: bool) -> tuple[_Listed, Tensor]:
@@ -215,8 +220,9 @@ def _settled(listed: _Listed, *, sure: bool) -> tuple[_Listed, Tensor]:
     parts = listed.parts
     if sure:
         parts[:] = [part.kept() for part in parts]
-    value = listed.add([p.value for p in parts])
-    gaps = [listed.gap(p, sure=sure) for p in parts]
+    value = listed.add([part.value for part in parts])
+    exact = [part for part in parts if part.exact is not None]
+    gaps = [listed.gap(part, sure=sure) for part in parts] if exact else []
     count = sum([gap is not None for gap in gaps])
     if not count:
         return listed, value

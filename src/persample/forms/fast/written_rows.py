@@ -25,6 +25,7 @@ from ..total import Total
 from .elementwise import Scaled
 from .picked_rows import Picked
 
+_BEHIND = (Picked, Pullback, Total)
 _KEPT = 7  # multiplications worth a byte of rows: level in time, where rows are not in cache
 
 
@@ -33,7 +34,7 @@ def pull_back_together(forms: Mapping[str, Form]) -> dict[str, Form]:
 
     Rows take half of the budget at most.
     """
-    if not any(isinstance(form, (Picked, Pullback, Total)) for form in forms.values()):
+    if not any(issubclass(kind, _BEHIND) for kind in {form.__class__ for form in forms.values()}):
         return {}
     found = _walk_shared_graphs(forms)
     room = scratch() // 2 - sum(form.nbytes() for form in found.values())
