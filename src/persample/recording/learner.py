@@ -44,9 +44,9 @@ class Learner:
             return
         outs = out if isinstance(out, (list, tuple)) else [out]
         states = states if states.__class__ is list else [states] * len(outs)
-        if len(outs) != len(states):
+        if len(outs) != len(states) or not all(map(_closed, states)):
             return
-        if not all(t.__class__ is Tensor for t in outs) or not all(_closed(s) for s in states):
+        if not all(t.__class__ is Tensor for t in outs):
             return
         origins = self._origins(flat(args, kwargs))
         source = self._source(operator, args, roles)
@@ -103,9 +103,8 @@ class Learner:
         """After which step a call that was handled can be learned."""
         if roles.key is None or operator.inplace or self._context.backward.busy:
             return None
-        if self._cursor.passing or not torch.is_grad_enabled():
-            return None
-        if torch.is_inference_mode_enabled():  # its tensors have no versions
+        # tensors of inference have no versions
+        if self._cursor.passing or not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
             return None
         return self._cursor.at or self._cursor.begin()
 

@@ -137,15 +137,13 @@ def operand_of(context: Context, position: int, value: Tensor) -> Operand:
     if slot is not None:
         name = slot.name if value.requires_grad else None
         return Operand(position, value.detach(), name, version(value), id(value))
-    edge, state = None, context.look(value)
-    if isinstance(state, Derived) and state.selected:
-        edge = torch.autograd.graph.get_gradient_edge(value)
+    state = context.look(value)
     operand = Operand(position, value.detach(), None, version(value))
-    if edge is not None:
-        operand.edge = edge
+    if isinstance(state, Derived) and state.selected:
+        operand.edge = edge = torch.autograd.graph.get_gradient_edge(value)
         context.user_code.find_behind(edge.node)
         _find_view(context, value, operand)
-        operand.lookup = state.lookup if isinstance(state, Derived) else None
+        operand.lookup = state.lookup
         if operand.view is None and operand.lookup is None:
             _find_copies(operand)
     return operand
@@ -159,19 +157,16 @@ def _find_copies(operand: Operand) -> None:
     if node.name() not in ("ExpandBackward0", "RepeatBackward0"):
         return
     base = tuple(node._saved_self_sym_sizes)
-    if len(shape) < len(base):
-        return
     full = (*[1] * (len(shape) - len(base)), *base)
     axes = tuple(d for d, (one, all_) in enumerate(zip(full, shape, strict=True)) if one != all_)
     if not axes or 0 in shape or any(full[d] != 1 for d in axes):
         return
-    value, into = operand.value, node.next_functions[0]
+    value = operand.value
     for d in axes:
         value = value.narrow(d, 0, 1)
-    edge = GradientEdge(*into)
     operand.expanded = axes
     operand.once = Operand(operand.position, value.reshape(base), None, operand.version)
-    operand.once.edge = edge
+    operand.once.edge = GradientEdge(*node.next_functions[0])
 
 
 def _find_view(context: Context, value: Tensor, operand: Operand) -> None:

@@ -58,8 +58,7 @@ def override(
                 if found is not NotImplemented:
                     break
             else:
-                names = ", ".join(kind.__name__ for kind in kinds)
-                raise TypeError(f"no implementation of {func} was found for {names}")
+                raise TypeError(f"no implementation of {func} was found for {kinds}")
         for result in collect(found):
             context.look(result)
     finally:

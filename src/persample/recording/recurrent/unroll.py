@@ -53,20 +53,25 @@ def request(kind: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Request |
     x, rest = args[0], args[2:] if packed else args[1:]
     hidden, weights, biases, layers, dropout, train, both = rest[:7]
     hidden = tuple(hidden) if isinstance(hidden, (tuple, list)) else (hidden,)
-    directions = 2 if both else 1
-    projected = len(weights) == layers * directions * (5 if biases else 3)
-    if len(weights) != layers * directions * (4 if biases else 2) and not projected:
+    directions, least = 2 if both else 1, 4 if biases else 2  # one more if states are projected
+    if len(weights) not in (layers * directions * least, layers * directions * (least + 1)):
         return None
-    if x.dim() != (2 if packed else 3) or x.device.type != "cpu":
+    if x.dim() != (2 if packed else 3) or x.device.type != "cpu" or x.numel() == 0:
         return None
-    if torch.is_autocast_enabled(x.device.type) or x.shape[0] == 0 or x.numel() == 0:
+    if torch.is_autocast_enabled(x.device.type):
         return None
-    sizes = args[1].tolist() if packed else None
-    first = False if packed else bool(rest[7])
-    dropped = float(dropout) if train else 0.0
     return Request(
-        kind, x, sizes, hidden, list(weights), biases, layers, directions, dropped, first
-    )  # fmt: skip
+        kind,
+        x,
+        args[1].tolist() if packed else None,
+        hidden,
+        list(weights),
+        biases,
+        layers,
+        directions,
+        dropout=float(dropout) if train else 0.0,
+        batch_first=not packed and bool(rest[7]),
+    )
 
 
 def unroll(context: Context, asked: Request) -> Any:
@@ -122,14 +127,13 @@ def _run(context: Context, asked: Request, slots: Layout) -> Any:
     else:
         sizes, rows = asked.sizes, x
     last: list[list[Tensor]] = [[] for _ in asked.hidden]
-    per = asked.per
     for layer in range(asked.layers):
         if layer and asked.dropout:  # rows as torch lays them out, so the same numbers are drawn
             rows = F.dropout(rows, asked.dropout, True)
         outs = []
         for direction in range(asked.directions):
             index = layer * asked.directions + direction
-            weights = asked.weights[index * per : (index + 1) * per]
+            weights = asked.weights[index * asked.per : (index + 1) * asked.per]
             states = [h[index] for h in asked.hidden]
             out, *ends = _direction(
                 context, asked, rows, Steps(sizes, direction == 1), states, weights, slots
@@ -175,17 +179,12 @@ def _direction(
 def _use(context: Context, weight: Tensor, bias: Tensor | None, layout: Layout) -> Use | None:
     """A product inside the time loop as a use of ``linear``."""
     leaves, template = taken_apart((None, weight, bias), {})
-    owned = {id(t) for t in (weight, bias) if t is not None and context.is_selected(t)}
-    operands = [
-        operand_of(context, k, v) for k, v in enumerate(leaves) if v is not None and id(v) in owned
-    ]
-    if not operands:
+    operands = [operand_of(context, k, v) for k, v in enumerate(leaves) if v is not None]
+    if not any(operand.wanted for operand in operands):
         return None
-    frozen = (v for v in leaves if isinstance(v, Tensor) and id(v) not in owned)
-    others = {id(v): v.detach() for v in frozen}
     kind = Kind("linear", template, [operand.position for operand in operands], [0], [layout])
-    kept = [others.get(id(v)) for v in leaves]
-    use = Use(context.ref, kind, F.linear, kept, operands, here(), context.states.batches)
+    kept, batches = kind.constants(leaves), context.states.batches
+    use = Use(context.ref, kind, F.linear, kept, operands, here(), batches)
     use.tapped = tapped([(0, layout, None, weight.detach().new_empty(0, weight.shape[0]))])
     context.receiver.expect(use)
     return use
