@@ -98,11 +98,24 @@ def _taken(module: Table) -> Tensor:
     return found.square().view(4, 2).sum(1)
 
 
+def _turned(module: Table, tokens: Tensor) -> Tensor:
+    rows = module.table(torch.flip(input=tokens, dims=[0])) * module.scale
+    return rows.square().sum(1)
+
+
+def _by_themselves(module: Table) -> Tensor:
+    counts = torch.repeat_interleave(COUNTS, COUNTS)
+    found = counts * module.scale.sum()
+    index = torch.arange(4).repeat_interleave(COUNTS)
+    return torch.zeros(4, dtype=X.dtype).index_add(0, index, found.square())
+
+
 @pytest.mark.parametrize(
     ("losses", "numbers", "ids"),
     [
         pytest.param(_lengthened, COUNTS, None, id="repeat_interleave"),
         pytest.param(_taken, PLACES, torch.arange(8) // 2, id="take_along_dim"),
+        pytest.param(_by_themselves, COUNTS, None, id="numbers that say how often they are read"),
     ],
 )
 def test_numbers_that_are_samples_own(
@@ -118,6 +131,15 @@ def test_numbers_that_are_samples_own(
         tape.mark(numbers, ids=ids)
         tape.backward(losses(module))
     torch.testing.assert_close(tape.grads()["scale"], expected)
+
+
+def test_numbers_that_are_given_by_name_are_moved_like_others() -> None:
+    module, tokens = Table(), torch.tensor([2, 4, 1, 3])
+    with persample.record(module, n=4, verify=False) as tape:
+        tape.mark(tokens)
+        tape.backward(_turned(module, tokens).mean())
+    expected = _rows(module, _turned(module, tokens).flip(0) / 4)
+    torch.testing.assert_close(tape.grads()["scale"], expected["scale"])
 
 
 @pytest.mark.parametrize(

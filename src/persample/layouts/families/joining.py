@@ -20,6 +20,8 @@ def repeat_interleave(call: Call) -> Result:
     """Along another axis than the samples' their place stays."""
     x, dim = call.arg(0, "input", "self"), call.arg(2, "dim")
     layout = call.layout(x)
+    if layout is not None and call.arg(1, "repeats") is None:  # the places of what is repeated
+        return call.painted(call.colours(x).expand(x.shape).repeat_interleave(x))
     if layout is None or (dim is not None and dim % x.dim() not in layout.axes):
         return layout
     return probe_layouts(call)  # type: ignore[return-value]

@@ -30,12 +30,9 @@ def probe(call: Call) -> Any:
     zeros, too, whatever their dtype; only numbers behind the first argument (how often, how long,
     where to cut) stay what they are.
     """
-    behind = [*call.args, *call.kwargs.values()] if call.name not in _ALL_MOVED else ()
-    numbers = {id(v) for v in behind if isinstance(v, Tensor) and not v.is_floating_point()}
-    numbers -= {id(call.arg(0, "input", "self"))}
 
     def colour(value: Any) -> Any:
-        if not isinstance(value, Tensor) or id(value) in numbers:
+        if not isinstance(value, Tensor):
             return value
         layout = call.layout(value)
         if layout is not None:
@@ -43,8 +40,14 @@ def probe(call: Call) -> Any:
             return ids.expand(value.shape)
         return torch.zeros((), dtype=torch.long, device=value.device).expand(value.shape)
 
-    args, kwargs = tree_map(colour, (tuple(call.args), dict(call.kwargs)))
-    out = call.func(*args, **kwargs)
+    given: dict[Any, Any] = {**dict(enumerate(call.args)), **call.kwargs}
+    first = next((key for key in (0, "input", "self") if key in given), None)
+    for key, value in given.items():
+        number = isinstance(value, Tensor) and not value.is_floating_point()
+        if key == first or not number or call.name in _ALL_MOVED:
+            given[key] = tree_map(colour, value)
+    args = [given.pop(position) for position in range(len(call.args))]
+    out = call.func(*args, **given)
     return tree_map(lambda t: squeeze_colours(t - 1, call.n) if isinstance(t, Tensor) else t, out)
 
 
