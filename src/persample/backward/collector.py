@@ -143,7 +143,10 @@ class Collector:
         firing, positions = Firing(saved, scaled), options.positions
         forms, name = forms_of(use, firing, context.n or 0, options.rules, positions=positions)
         kept = firing if positions else None
-        for operand, form in zip(use.operands, forms, strict=True):
+        pairs = list(zip(use.operands, forms, strict=True))
+        if backward.strict:  # a bias before its matrix, whose rows drive all out of the cache
+            pairs.reverse()
+        for operand, form in pairs:
             if operand.edge is not None:
                 self.behind = True
             elif operand.name is None:

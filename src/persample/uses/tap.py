@@ -69,7 +69,8 @@ class Before:
     def afterwards(self, found: Any, grads: tuple[Tensor | None, ...]) -> None:
         """The same after the operator's own node has run, where rows are written out at once.
 
-        For operators that take their most memory while they compute the gradient of their input.
+        For operators that take their most memory while they compute the gradient of their input,
+        and those whose rows are so large that they drive what the node reads out of the cache.
         """
         self(grads)
 
@@ -103,7 +104,7 @@ def hook(use: Use, result: Tensor, saved: Sequence[Tensor]) -> bool:
     if node is None:
         return False
     before = Before(use, saved, made.output_nr, shape)
-    context = use.context() if use.kind.operator in LATE else None
+    context = use.context() if use.alone or use.kind.operator in LATE else None
     if context is not None and context.backward.strict:
         node.register_hook(before.afterwards)
     else:
