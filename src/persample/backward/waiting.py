@@ -83,9 +83,9 @@ def join_waiting(
 
     What is left has parameters that several layers have, or that are ``used`` otherwise.
     """
-    layers: dict[tuple[Any, ...], list[Waiting]] = {}
+    layers: dict[tuple[str, ...], list[Waiting]] = {}
     for one in waiting:
-        names = tuple([operand.name for operand in one.use.operands])
+        names = tuple([operand.name or "" for operand in one.use.operands])
         layers.setdefault(names, []).append(one)
     free, each = missing.difference(used), list(chain.from_iterable(layers))
     if len(set(each)) < len(each):

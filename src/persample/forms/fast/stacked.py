@@ -8,7 +8,7 @@ factors, whatever their sizes: ‖gᵢ‖² = ‖lᵢ‖²(‖rᵢ‖² + 1) if 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
@@ -116,12 +116,15 @@ class Layers(Joined):
         c = c.to(self.dtype).unsqueeze(1)
         for left, right, weights, biases in self.sizes:
             left = left * c
-            each = [torch.matmul(left.mT, right)]
+            found |= _by_name(weights, torch.matmul(left.mT, right))
             if biases:
-                each.append(left.sum(-2))
-            for names, sums in zip((weights, biases), each):
-                found.update(zip(names, sums.unbind() if left.dim() > 2 else (sums,), strict=True))
+                found |= _by_name(biases, left.sum(-2))
         return found
+
+
+def _by_name(names: Sequence[str], sums: Tensor) -> dict[str, Tensor]:
+    """Sums of layers side by side, or of one layer."""
+    return {names[0]: sums} if len(names) == 1 else dict(zip(names, sums.unbind(), strict=True))
 
 
 Layer = tuple[Tensor, Tensor, Sequence[str]]  # left and right factor, names of weight and bias
@@ -148,18 +151,21 @@ def _side_by_side(layers: Sequence[Layer]) -> Size:
     return Size(left, right, *zip(*names, strict=True))
 
 
-def _kinds(forms: Mapping[str, Form], *, squares: bool) -> tuple[Forms, Forms, list[Forms]]:
+def _kinds(
+    forms: Mapping[str, Form], *, squares: bool
+) -> tuple[Forms, dict[str, Outer], list[Forms]]:
     """Forms by what is joined with what: none, products of one position, rows of one dtype.
 
     A product on its own is written out if it is small; others where ``squares`` are asked for.
     Copies take a quarter of the budget at most.
     """
     alone: Forms = {}
-    products: Forms = {}
+    products: dict[str, Outer] = {}
     rows: dict[Any, Forms] = {}
     room = scratch() // 4
     for name, form in forms.items():
-        size = _copied(form, squares) * form.dtype.itemsize
+        dtype = form.dtype
+        size = _copied(form, squares) * dtype.itemsize if dtype in _DTYPES else 0
         if not 0 < size <= room:
             alone[name] = form
             continue
@@ -167,11 +173,11 @@ def _kinds(forms: Mapping[str, Form], *, squares: bool) -> tuple[Forms, Forms, l
         if _is_product(form):
             products[name] = form
         else:
-            rows.setdefault((form.dtype, form.device), {})[name] = form
+            rows.setdefault((dtype, form.device), {})[name] = form
     if len(products) == 1:
-        name, form = products.popitem()
-        short = form.n * form.size <= JOINED
-        (rows.setdefault((form.dtype, form.device), {}) if short else alone)[name] = form
+        name, one = products.popitem()
+        short = one.n * one.size <= JOINED
+        (rows.setdefault((one.dtype, one.device), {}) if short else alone)[name] = one
     return alone, products, [*rows.values()]
 
 
@@ -181,7 +187,7 @@ def stack_forms(forms: Mapping[str, Form], *, squares: bool = True) -> Forms:
     Sums alone are computed from the factors of what ``squares`` would be taken of as rows.
     """
     found, products, rows = _kinds(forms, squares=squares)
-    found |= join_layers([(*form.tensors(), (name,)) for name, form in products.items()])
+    found |= join_layers([(*form.given, (name,)) for name, form in products.items()])
     for some in rows:
         if len(some) == 1:
             found |= some
@@ -202,24 +208,24 @@ def name_joined(forms: Mapping[str, Form]) -> dict[str, str]:
     return found
 
 
-def _is_product(form: Form) -> bool:
+def _is_product(form: Form) -> TypeGuard[Outer]:
     """Whether a form is an outer product of one position and one block."""
-    return form.__class__ is Outer and form.given[0].dim() == 2
+    return type(form) is Outer and form.given[0].dim() == 2
 
 
 def _copied(form: Form, written: bool) -> int:
     """Elements that are copied to join a form with others; 0 if it is not small."""
-    kind = form.__class__
-    if kind not in _IN_A_FEW_CALLS or form.dtype not in _DTYPES:
+    most = JOINED
+    if type(form) is Dense:
+        count = form.values.numel()
+    elif _is_product(form):
+        count = form.given[0].numel() + form.given[1].numel()
+    elif written and type(form) in _IN_A_FEW_CALLS and form.work() <= WORK:
+        count, most = form.n * form.size, WRITTEN
+    else:
         return 0
-    if kind is Dense or _is_product(form):
-        count = form.nbytes() // form.dtype.itemsize
-        return count if count <= JOINED else 0
-    if not written:
-        return 0
-    count = form.n * form.size
-    return count if count <= WRITTEN and form.work() <= WORK else 0
+    return count if count <= most else 0
 
 
 _DTYPES = (torch.float32, torch.float64)
-_IN_A_FEW_CALLS = (Dense, Outer, Patches, Rows)
+_IN_A_FEW_CALLS = (Outer, Patches, Rows)
