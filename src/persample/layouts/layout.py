@@ -109,11 +109,7 @@ _INTERNED: dict[tuple[int, int], Layout] = {}
 
 def closed(axis: int, inner: int = 1) -> Layout:
     """The interned closed layout."""
-    key = (axis, inner)
-    found = _INTERNED.get(key)
-    if found is None:
-        found = _INTERNED[key] = Layout(axis, inner)
-    return found
+    return _INTERNED.setdefault((axis, inner), Layout(axis, inner))
 
 
 def explicit(ids: Tensor, n: int) -> Layout:

@@ -32,8 +32,7 @@ def place_of(tensor: Tensor) -> Place:
 def whole_of(layout: Layout, view: Tensor, base: Tensor, n: int | None) -> Layout | None:
     """The layout of a tensor from that of a view that covers all of the samples' axis."""
     if n == 1:
-        ids = torch.zeros((1,) * base.dim(), dtype=torch.long, device=base.device)
-        return Layout(0, 1, ids)
+        return Layout(0, 1, base.new_zeros((1,) * base.dim(), dtype=torch.long))
     if layout.ids is not None:
         return layout if view.shape == base.shape and view.stride() == base.stride() else None
     size, stride = view.shape[layout.axis], view.stride(layout.axis)

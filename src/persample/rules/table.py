@@ -100,8 +100,7 @@ def row_ids(x: Tensor, layout: Layout, n: int, lead: int) -> Tensor:
     ids = ids_of(layout, x.shape, n, x.device)
     if any(s != 1 for s in ids.shape[lead:]):
         raise Unsuited
-    flat = ids.reshape(ids.shape[:lead])
-    return flat.expand(x.shape[:lead]).reshape(-1)
+    return ids.reshape(ids.shape[:lead]).expand(x.shape[:lead]).reshape(-1)
 
 
 def pad_rows(rows: Tensor, ids: Tensor, n: int) -> Tensor:

@@ -134,8 +134,7 @@ def fill(call: Call) -> Result:
         return None
     if len(owners) > 1:
         raise Mixing("a value that holds samples is written to every element")
-    out: Tensor = call.out
-    return Layout(0, 1, torch.full((1,) * out.dim(), owners.pop(), device=out.device))
+    return Layout(0, 1, torch.full((1,) * call.out.dim(), owners.pop(), device=call.out.device))
 
 
 rule("fill")(fill)  # ``x.fill_(value)``: whatever x was is gone

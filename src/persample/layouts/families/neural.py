@@ -9,10 +9,9 @@ from torch import Tensor
 
 from ...errors import Mixing
 from ..call import Call, Places, Result, carry, collect, gather_colours, trailing
-from ..layout import Layout, explicit, ids_of
+from ..layout import explicit, ids_of
 from ..operators import rule
 from ..reshaping import colour_groups
-from .shape import probe
 
 _CONV = {"conv1d": 1, "conv2d": 2, "conv3d": 3,
          "conv_transpose1d": 1, "conv_transpose2d": 2, "conv_transpose3d": 3}  # fmt: skip
@@ -176,11 +175,10 @@ def _packed_recurrence(call: Call, x: Tensor, sizes: Tensor) -> list[Result]:
     if bool((slots[index] != rows).any()):
         raise Mixing("a slot of the packed sequence changes its sample")
     for state in states:
-        mark = call.layout(state)
-        if mark is not None:
-            own = ids_of(mark, state.shape, call.n, x.device)
-            if own.shape[0] != 1 or own.shape[2] != 1 or bool((own.flatten() != slots).any()):
-                raise Mixing("hidden state and packed data hold their samples in different places")
+        own = call.colours(state)
+        apart = own.shape[0] != 1 or own.shape[2] != 1 or bool((own.flatten() != slots).any())
+        if apart and call.layout(state) is not None:
+            raise Mixing("hidden state and packed data hold their samples in different places")
     last = explicit(slots.view(1, -1, 1), call.n)
     return [explicit(rows.view(-1, 1), call.n), *(last for _ in call.out[1:])]
 
@@ -197,19 +195,15 @@ def cell(call: Call) -> Result:
 def pack(call: Call) -> list[Result]:
     """Rows by time, then by sample; or back to (time, batch), where padding is of no sample.
 
-    The operator runs on a single feature: the others have the same colours.
+    The operator runs on the colours of a single feature: the others have the same.
     """
     x, *others = call.args
     layout, lead = call.layout(x), 2
     if call.name == "_pad_packed_sequence":
-        lead, others[2] = 1, 0
+        lead, others[2] = 1, -1
     if layout is None or any(d >= lead for d in layout.axes):
         raise Mixing("packed sequences need the samples on the batch axis")
-    while x.dim() > lead:
-        x = x.select(-1, 0)
-    ids = ids_of(layout, call.args[0].shape, call.n, x.device)
-    ids = ids.reshape(ids.shape[:lead])
-    layouts = {id(x): Layout(0, 1, ids)}
-    colours = probe(Call(call.name, call.func, [x, *others], {}, call.out, layouts, call.n))[0]
+    ids = call.colours(x)
+    colours = call.func(ids.reshape(ids.shape[:lead]).expand(x.shape[:lead]), *others)[0]
     rest = (1,) * (call.out[0].dim() - colours.dim())
-    return [explicit(colours.view(*colours.shape, *rest), call.n), None]
+    return [call.painted(colours.view(*colours.shape, *rest)), None]
