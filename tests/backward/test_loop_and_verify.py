@@ -62,6 +62,18 @@ def native(model: nn.Module, losses: Tensor) -> dict[str, Tensor]:
     }
 
 
+@pytest.mark.parametrize("weights", [[2.0, 2.0, 2.0], [1.0, 2.0, 3.0]])
+def test_weighted_losses_are_no_disagreement(weights: list[float]) -> None:
+    model, x = net(), torch.randn(3, 4, dtype=torch.float64)
+    seed = torch.tensor(weights, dtype=torch.float64)
+    with persample.record(model, verify=True) as tape:
+        plain(model, x).backward(seed)
+    found = tape.weighted_sum(torch.ones(3))
+    wanted = torch.autograd.grad(plain(model, x), list(model.parameters()), seed)
+    names = [name for name, _ in model.named_parameters()]
+    assert relative_error(found, dict(zip(names, wanted, strict=True))) < 1e-12
+
+
 @pytest.mark.parametrize("second", LOSSES)
 @pytest.mark.parametrize("first", LOSSES)
 def test_several_backward_passes_add_up(first: str, second: str) -> None:

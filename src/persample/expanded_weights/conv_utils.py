@@ -21,7 +21,7 @@ from .expanded_weights_utils import (
     standard_kwargs,
     unpack_expanded_weight_or_tensor,
 )
-from .recorded_rule import is_recorded, recorded_backward
+from .recorded_rule import recorded_backward
 
 Sizes = int | Sequence[int]
 Option = TypeVar("Option")
@@ -149,7 +149,7 @@ def conv_backward(
     padding, dilation, groups and was_same_padding (the input is padded already). ``grad_sample`` of
     weight and bias is set; the gradient of the input is the third of the nine returned.
     """
-    if is_recorded(ctx):
+    if getattr(ctx, "recorded", None) is not None:
         return recorded_backward(ctx, grad_output)
     weight = unpack_expanded_weight_or_tensor(ctx.weight, Tensor.detach)
     found, rows = _gradients(

@@ -59,8 +59,3 @@ class RecordedRule(torch.autograd.Function):
 
     forward = staticmethod(recorded_forward)
     backward = staticmethod(recorded_backward)
-
-
-def is_recorded(ctx: Any) -> bool:
-    """Whether a rule's forward kept a recording."""
-    return getattr(ctx, "recorded", None) is not None

@@ -74,8 +74,6 @@ class Pixels(Composite):
 
 def shares(form: Form, n: int) -> Tensor:
     """⟨gᵢₜ, gᵢ⟩: (n, T)."""
-    if form.n == 0:
-        return torch.zeros(n, form.n // max(n, 1), dtype=real(form.dtype), device=form.device)
     if not form.dtype.is_complex:
         if isinstance(form, Dense):
             return _dense(form, n)

@@ -27,8 +27,6 @@ class Sum:
 def project_parameter(name: str, form: Form, dim: int, seed: int) -> Tensor:
     """One parameter's sketch: (n, dim)."""
     shape = torch.Size((*form.shape, 2)) if form.dtype.is_complex else form.shape
-    if not shape.numel():
-        return torch.zeros(form.n, dim, device=form.device)
     return form.project(kept_sketch(name, shape, dim, seed, form.device))
 
 

@@ -183,26 +183,6 @@ class Pieces(Total):
             part.add_to(out, first, last)
         return out
 
-    # ------------------------------------------------------------------ norms
-
-    def norms(self) -> Norms:
-        """Those of the pieces, added: they share no element."""
-        each = [p.norms() for p in self.parts]
-        doubts = [found.doubt for found in each if found.doubt is not None]
-        return Norms(
-            add_all([found.value for found in each]),
-            add_all(doubts) if doubts else None,
-            self.sq_error,
-            max(found.units for found in each) + len(each),
-            rows=any(found.rows for found in each),
-            exact=lambda which: add_all([found.again(which) for found in each]),
-        )
-
-    def sq_error(self) -> Tensor | None:
-        """That of all pieces."""
-        found = [error for part in self.parts if (error := part.sq_error()) is not None]
-        return add_all(found) if found else None
-
     # ------------------------------------------------------------------ sums and products
 
     def project(self, sketch: Sketch) -> Tensor:

@@ -28,6 +28,7 @@ from ..layouts import (
     State,
     closed,
     collect,
+    propagate,
     separate_by_zeros,
 )
 from ..modes import entered, kept
@@ -36,7 +37,7 @@ from .broadcast_parameters import NOTHING, Repeats
 from .follower import Follower
 from .learner import Learner
 from .program import Cursor
-from .result_states import Marking, layouts_of
+from .result_states import Marking
 from .roles import Coloured, Roles, Sorting, Transformed
 from .use_capture import capture_use, not_per_sample
 from .user_code.backward_code import follow_hook
@@ -102,7 +103,7 @@ class Dispatch:
             return self._data(operator, func, args, kwargs, roles)
         if not wanted and self._context.parameters.partial:
             expect_reached(self._context, owned)
-        if not roles.data or (roles.key is None and self._of_nobody(roles)):
+        if not roles.data or (not roles.closed and self._of_nobody(roles)):
             return self._derive(operator, func, args, kwargs, roles)
         if not wanted or self._returned(owned):
             return self._data(operator, func, args, kwargs, roles)
@@ -118,7 +119,7 @@ class Dispatch:
             if found is not NOTHING:
                 return found
             self._states.batches = roles.all_batches()
-        if roles.key is None:
+        if not roles.closed:
             bad = not_per_sample(operator, roles.coloured)
             if bad is not None:
                 out = func(*args, **kwargs)
@@ -126,7 +127,7 @@ class Dispatch:
                 self._marking.store(operator, result, bad, roles.coloured, written=written)
                 return out
         out, kind = capture_use(self._context, operator, func, args, kwargs, roles, self._by_zeros)
-        if kind is not None and roles.key is not None and func not in self._entering:
+        if kind is not None and roles.closed and func not in self._entering:
             self._learn.use(operator, func, args, kwargs, roles, out, kind)
         return out
 
@@ -285,11 +286,11 @@ class Dispatch:
         out = func(*args, **kwargs)
         result = args[0] if operator.inplace and args else out
         n, states = self._states.n or 0, cast(Any, NOTHING)
-        if roles.key is None and not roles.owned:
+        if not roles.closed and not roles.owned:
             states = self._of_earlier_steps(roles.coloured, result)
         if states is NOTHING:
-            states = layouts_of(n, operator, func, seen, kwargs, result, roles)
-        plain = roles.key is not None and states.__class__ is Layout
+            states = propagate(operator, func, seen, kwargs, result, roles.coloured, n)
+        plain = roles.closed and states.__class__ is Layout
         if plain and result.__class__ is Tensor and "out" not in kwargs:
             like = None
             if operator.aliasing:
@@ -300,7 +301,7 @@ class Dispatch:
             written = operator.inplace or "out" in kwargs
             self._marking.store(operator, result, found, roles.coloured, written=written)
         # what values decided is never learned, nor a name that means two functions
-        if roles.key is not None and not roles.owned and func not in self._entering:
+        if roles.closed and not roles.owned and func not in self._entering:
             self._learn.data(operator, func, args, kwargs, roles, out, states)
         return out
 

@@ -150,12 +150,10 @@ def _alike(one: Tensor, other: Tensor) -> bool:
 def _stacked(results: list[Any], out_dims: Any) -> Any:
     """The results of all indices, each along its own axis."""
     spec = tree_flatten(results[0])[1]
-    places = _broadcast_to_and_flatten(out_dims, spec)
+    places: Any = _broadcast_to_and_flatten(out_dims, spec)
     if isinstance(results[0], Tensor):
         places = list(out_dims) if isinstance(out_dims, tuple) else [out_dims]
     columns = list(zip(*(tree_flatten(result)[0] for result in results), strict=True))
-    if places is None or len(places) != len(columns):
-        raise ValueError(f"vmap: out_dims={out_dims} does not fit the results {spec}")
     joined = [
         column[0] if place is None else torch.stack(column).movedim(0, place)
         for column, place in zip(columns, places, strict=True)

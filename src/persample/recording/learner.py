@@ -101,7 +101,7 @@ class Learner:
 
     def _learning(self, operator: Operator, func: Any, roles: Roles) -> Step | None:
         """After which step a call that was handled can be learned."""
-        if roles.key is None or operator.inplace or self._context.backward.busy:
+        if not roles.closed or operator.inplace or self._context.backward.busy:
             return None
         # tensors of inference have no versions
         if self._cursor.passing or not torch.is_grad_enabled() or torch.is_inference_mode_enabled():

@@ -69,7 +69,7 @@ class Lookup:
             self._parameters.note_foreign(tensor)
             self._states.put(tensor, CONSTANT)
             return CONSTANT
-        known = self._custom.unpacked(tensor) or self._custom.passed_through(tensor)
+        known = self._custom.unpacked(tensor)
         if known is not None:
             return known
         if self._parameters.partial and self._custom.of_excluded(tensor.grad_fn):

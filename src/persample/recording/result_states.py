@@ -1,7 +1,4 @@
-"""What is known of a call's results: where samples go, marks, memory, parameters behind them.
-
-Where shapes and closed layouts alone decide where the samples go, it is remembered.
-"""
+"""What is known of a call's results: where samples go, marks, memory, parameters behind them."""
 
 from __future__ import annotations
 
@@ -12,13 +9,9 @@ import torch
 from torch import Tensor
 
 from ..guards.guards import Guards
-from ..layouts import CONSTANT, PURE, Additive, Layout, Operator, State, collect, propagate
+from ..layouts import CONSTANT, PURE, Layout, Operator, State, collect
 from ..uses import EXCLUDED, SELECTED, Context, Derived, Lookup, Mark, same, version
 from .roles import Coloured, Roles
-
-_MEMORY: dict[tuple[Any, ...], Any] = {}
-_LIMIT = 1 << 14
-_UNKNOWN = object()
 
 
 class Marking:
@@ -145,35 +138,4 @@ def _made(
     base = tensor._base
     return base is None or (
         not operator.aliasing and all(base is not t and base is not t._base for t in given)
-    )
-
-
-def layouts_of(
-    n: int, operator: Operator, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
-    out: Any, roles: Roles,
-) -> Any:  # fmt: skip
-    """The states of a call's results."""
-    key, found = roles.key, _UNKNOWN
-    if key is not None:
-        try:
-            found = _MEMORY.get(key, _UNKNOWN)
-        except TypeError:  # an argument that cannot be compared
-            key = None
-    if found is _UNKNOWN:
-        found = propagate(operator, func, args, kwargs, out, roles.coloured, n)
-        if key is not None and _lasting(found):
-            if len(_MEMORY) >= _LIMIT:
-                _MEMORY.clear()
-            _MEMORY[key] = found
-    return found
-
-
-def _lasting(states: Any) -> bool:
-    """Whether states hold for every call with the same key: no reasons, no tensors in them."""
-    each = states if isinstance(states, list) else [states]
-    return all(
-        state is None
-        or (isinstance(state, Layout) and state.ids is None and state.coupled is None)
-        or (isinstance(state, Additive) and state.coupled is None)
-        for state in each
     )

@@ -12,25 +12,23 @@ from torch.autograd.graph import GradientEdge
 from ..layouts import Constant, Layout, Operator, State, overlaps
 from ..uses import COMPUTED, Context, Derived, Operand, View, transformed, version
 
-_MINE = object()  # in a key: the tensor before is of parameters
-
 Coloured = list[tuple[Tensor, State]]
 
 
 class Roles:
-    """The tensors of one call: with samples, of parameters, or ``loose``; ``key``: calls alike.
+    """The tensors of one call: with samples, of parameters, or ``loose``.
 
     ``batches``: which ones its samples are of; ``summed``: which ones sums over samples are of.
+    ``closed``: shapes and closed layouts alone decide where the samples go.
     """
 
-    __slots__ = ("batches", "coloured", "data", "key", "loose", "owned", "summed")
+    __slots__ = ("batches", "closed", "coloured", "data", "loose", "owned", "summed")
 
     def __init__(self) -> None:
         self.coloured: Coloured = []
         self.owned: list[Tensor] = []
         self.loose: list[Tensor] = []
-        self.data = False
-        self.key: tuple[Any, ...] | None = None
+        self.data = self.closed = False
         self.batches = self.summed = 0
 
     def all_batches(self) -> int:
@@ -52,56 +50,41 @@ class Sorting:
         self._slots = context.parameters.slots
 
     def __call__(self, operator: Operator, args: Sequence[Any], kwargs: dict[str, Any]) -> Roles:
-        """Sort a call's tensors; build its key where closed layouts and shapes decide."""
+        """Sort a call's tensors."""
         roles = Roles()
-        key: list[Any] = [operator.name, self._states.n]
-        values = [*args, *kwargs.keys(), *kwargs.values()] if kwargs else args
-        if self._sort(operator, values, roles, key) and roles.coloured:
+        values = [*args, *kwargs.values()] if kwargs else args
+        if self._sort(operator, values, roles) and roles.coloured:
             alone = len(roles.coloured) == 1 and not roles.owned and not roles.loose
-            if operator.by_shape or alone:
-                roles.key = tuple(key)
+            roles.closed = operator.by_shape or alone
         return roles
 
-    def _sort(
-        self, operator: Operator, values: Sequence[Any], roles: Roles, key: list[Any]
-    ) -> bool:
+    def _sort(self, operator: Operator, values: Sequence[Any], roles: Roles) -> bool:
         """Whether every tensor is a constant, a parameter, or has a plain closed layout."""
         plain = (operator.by_shape or operator.by_shape_alone) and self._states.n != 1
         slots, table = self._slots, self._table
         for value in values:
-            kind = value.__class__
             if isinstance(value, Tensor):
                 where = id(value)
                 if where in slots and where not in table and plain and not operator.shape_only:
-                    key += (value.shape, _MINE)
                     roles.owned.append(value)
                     continue
                 plain = plain and not value.is_nested  # has no shape
-                key.append(value.shape if plain else None)
-                if not operator.shape_only or len(key) <= 3:
-                    plain = self._tensor(value, roles, key) and plain
-            elif kind is int or kind is str:
-                key.append(value)
-            elif kind is list or kind is tuple or isinstance(value, (list, tuple)):
-                key.append((kind, len(value)))
-                plain = self._sort(operator, value, roles, key) and plain
-            elif kind is slice:
-                key.append(("slice", value.start, value.stop, value.step))
+                if not operator.shape_only or value is values[0]:
+                    plain = self._tensor(value, roles) and plain
+            elif isinstance(value, (list, tuple)):
+                plain = self._sort(operator, value, roles) and plain
             elif isinstance(value, dict):
+                self._sort(operator, list(value.values()), roles)
                 plain = False
-                self._sort(operator, list(value.values()), roles, key)
-            else:
-                key.append(repr(value) if kind is bool else value)
         return plain
 
-    def _tensor(self, value: Tensor, roles: Roles, key: list[Any]) -> bool:
+    def _tensor(self, value: Tensor, roles: Roles) -> bool:
         """Sort one tensor; whether it is a constant, a parameter, or has a plain closed layout."""
         mark = self._table.get(id(value))
         state: State | Derived | None
         if mark is not None and mark.unchanged(value):
             state = mark.state
         elif mark is None and id(value) in self._slots:
-            key.append(_MINE)
             roles.owned.append(value)
             return True
         elif mark is None and not self._context.backward.busy and transformed(value):
@@ -114,14 +97,12 @@ class Sorting:
                 return value.is_floating_point()
             return value.layout is torch.strided  # else, where it has entries decides
         if state.__class__ is Layout:
-            key.append(state)
             roles.coloured.append((value, state))
             roles.data = True
             if mark is not None:
                 roles.batches |= mark.batches
             return state.ids is None and state.coupled is None
         if isinstance(state, Derived):
-            key.append(_MINE)
             roles.owned.append(value)
             return True
         roles.coloured.append((value, state))

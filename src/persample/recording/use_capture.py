@@ -22,6 +22,7 @@ from ..layouts import (
     assign_owners,
     closed,
     collect,
+    propagate,
 )
 from ..run_state import RandomState, current_autocast, fingerprint
 from ..uses import (
@@ -39,7 +40,6 @@ from ..uses import (
 )
 from .program import UsePlan
 from .recurrent import CELLS, cell, request, unroll
-from .result_states import layouts_of
 from .roles import Coloured, Roles, operand_of
 
 
@@ -80,7 +80,9 @@ def capture_use(
     use.rng = random if random is not None and random.changed() else None
     use.autocast = current_autocast(device)
     use.closed = closed
-    states = layouts_of(context.n or 0, operator, func, call_args, call_kwargs, result, roles)
+    states = propagate(
+        operator, func, call_args, call_kwargs, result, roles.coloured, context.n or 0
+    )
     read = by_zeros(operator, args, kwargs, result, roles, states)
     states, use.guessed = _settled(context, operator, read or states, result)
     followed = _tap(context, operator, use, result, states, saved)

@@ -109,19 +109,6 @@ class CustomFunctions:
         ends = [slots.get(id(leaf)) for leaf in leaves_of(node)]
         return bool(ends) and all(slot is not None and slot.name is None for slot in ends)
 
-    def passed_through(self, tensor: Tensor) -> State | None:
-        """A function that returned its input as it was: torch made a view of the input."""
-        node, base = tensor.grad_fn, tensor._base
-        if not isinstance(node, BackwardCFunction) or base is None or base.shape != tensor.shape:
-            return None
-        state = self.context.look(base)
-        if not isinstance(state, Layout):
-            return None
-        self.pending.append((base, state))
-        self.context.states.put(tensor, state, self.context.states.table.get(id(base)))
-        self._follow(node, tensor, state)
-        return state
-
     def unpacked(self, tensor: Tensor) -> State | None:
         """A function's own result that it saved for backward: the same, as another object."""
         node = tensor.grad_fn
