@@ -20,6 +20,7 @@ from ..outer import Outer
 from ..patches import Patches
 from ..rounding import Norms, fine_dtype, units
 from ..table_rows import Rows
+from ..total import Total
 
 Forms = dict[str, Form]
 
@@ -220,12 +221,18 @@ def _copied(form: Form, written: bool) -> int:
         count = form.values.numel()
     elif _is_product(form):
         count = form.given[0].numel() + form.given[1].numel()
-    elif written and type(form) in _IN_A_FEW_CALLS and form.work() <= WORK:
+    elif written and _is_written(form) and form.work() <= WORK:
         count, most = form.n * form.size, WRITTEN
     else:
         return 0
     return count if count <= most else 0
 
 
+def _is_written(form: Form) -> bool:
+    """Whether rows are written out in a few calls."""
+    parts = form.forms if type(form) is Total else [form]
+    return _IN_A_FEW_CALLS.issuperset([type(part) for part in parts])
+
+
 _DTYPES = (torch.float32, torch.float64)
-_IN_A_FEW_CALLS = (Outer, Patches, Rows)
+_IN_A_FEW_CALLS = {Outer, Patches, Rows}
