@@ -153,11 +153,13 @@ def carry_each(
 
     A result of shape (0,) was not computed, unless it is one number for each of no samples.
     """
+    if isinstance(call.out, Tensor):
+        return carry(call, operands, call.out, trailing(call.out, cores[0]))
     return [
         None
         if out.shape == (0,) and (core or call.n)
         else carry(call, operands, out, trailing(out, core))
-        for out, core in zip(collect(call.out), cores, strict=False)
+        for out, core in zip(call.out, cores, strict=False)
     ]
 
 

@@ -116,7 +116,9 @@ def layer_norm(call: Call) -> Result | list[Result]:
     """Over the trailing axes that normalized_shape names."""
     x, shape = call.arg(0, "input"), call.arg(1, "normalized_shape")
     core = trailing(x, len(shape))
-    return [carry(call, [(x, core)], out, core) for out in collect(call.out)]
+    if isinstance(call.out, Tensor):
+        return carry(call, [(x, core)], call.out, core)
+    return [carry(call, [(x, core)], o, core) if o.dim() == x.dim() else None for o in call.out]
 
 
 @rule("batch_norm native_batch_norm")
