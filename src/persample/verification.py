@@ -196,10 +196,14 @@ def _isolation(
                 why=error.what,
                 fix=f"samples in another order, or repeated, must do as well: {error.fix}",
             ) from error
-        except Exception:
-            if must:
-                raise
-            continue  # a batch of copies that the model does not take
+        except Exception as error:
+            if not must:  # a batch of copies that the model does not take
+                continue
+            raise UsageError(
+                "the step does not run with one of its samples in the place of another",
+                why=f"{type(error).__name__}: {error}",
+                fix="a batch in which every sample has its own index of axis 0, or its own tensor",
+            ) from error
         for name, g in rows.items():
             if g.numel():
                 gap = (other[name][keep] - g[keep]).abs().max()
