@@ -191,12 +191,16 @@ def _isolation(
         except Exception as error:
             if not must:
                 continue  # a batch of copies that the model does not take
-            if not isinstance(error, PersampleError):
-                raise
+            if isinstance(error, PersampleError):
+                raise UsageError(
+                    "the isolation probe was refused although the batch itself was not",
+                    why=error.what,
+                    fix=f"samples in another order, or repeated, must do as well: {error.fix}",
+                ) from error
             raise UsageError(
-                "the isolation probe was refused although the batch itself was not",
-                why=error.what,
-                fix=f"samples in another order, or repeated, must do as well: {error.fix}",
+                "the step does not run with one of its samples in the place of another",
+                why=f"{type(error).__name__}: {error}",
+                fix="a batch in which every sample has its own index of axis 0, or its own tensor",
             ) from error
         for name, g in rows.items():
             if g.numel():

@@ -182,3 +182,22 @@ def test_rounding_is_no_disagreement() -> None:
     x = 10 * torch.randn(6, 12, 4)
     report = persample.verify(Net(), lambda m, x: m(x).square().sum((1, 2)), x)
     assert report, str(report)
+
+
+def test_data_that_the_step_takes_gradients_by() -> None:
+    def slopes(model: nn.Module, data: Batch) -> Tensor:
+        x = data[0].requires_grad_()
+        return torch.autograd.grad(model(x).tanh().sum(), x, create_graph=True)[0].square().sum(1)
+
+    assert persample.verify(nn.Linear(4, 3).double(), slopes, batch())
+
+
+def test_a_step_that_does_not_run_with_samples_exchanged_is_refused() -> None:
+    def ordered(model: nn.Module, data: Batch) -> Tensor:
+        if data[1][0] != 1:
+            raise ValueError("the first label has to be 1")
+        return each(model, data)
+
+    with pytest.raises(persample.UsageError, match="does not run") as caught:
+        persample.verify(nn.Linear(4, 3).double(), ordered, batch())
+    assert "the first label has to be 1" in caught.value.why

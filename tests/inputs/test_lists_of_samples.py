@@ -84,6 +84,43 @@ def test_as_many_rows_as_samples_if_they_are_marked(function: Any) -> None:
     assert relative_error(tape.grads(), alone(model, xs)) < 1e-12
 
 
+@pytest.mark.parametrize("function", [pooled, padded, joined])
+def test_a_tensor_that_is_two_samples_is_refused(function: Any) -> None:
+    model, xs = network(function), samples(3, 5, 2)
+    xs.append(xs[0])
+    with (
+        pytest.raises(persample.UsageError, match="sample 0 and as sample 3") as caught,
+        persample.record(model) as tape,
+    ):
+        tape.backward(losses(model, xs))
+    assert "clone" in caught.value.fix
+    copies = [x.clone() for x in xs]
+    with persample.record(model) as tape:
+        tape.backward(losses(model, copies))
+    assert relative_error(tape.grads(), alone(model, copies)) < 1e-12
+
+
+def test_a_tensor_that_is_marked_as_two_samples_is_refused() -> None:
+    model, (x, y) = network(pooled), samples(3, 3)
+    with persample.record(model, n=3) as tape:
+        tape.mark(x, ids=torch.zeros(3, dtype=torch.long))
+        tape.mark(x, ids=torch.zeros(3, dtype=torch.long))
+        tape.mark(y, ids=torch.ones(3, dtype=torch.long))
+        with pytest.raises(persample.UsageError, match="marked with other ids before"):
+            tape.mark(x, ids=torch.full((3,), 2))
+
+
+@pytest.mark.parametrize("function", [pooled, padded, joined])
+@pytest.mark.parametrize("sizes", [(3, 5, 2, 4), (3, 4, 3, 3), (2, 2, 2, 2)])
+def test_they_are_verified(function: Any, sizes: tuple[int, ...]) -> None:
+    model, batch = network(function), (samples(*sizes), torch.arange(4.0).double())
+
+    def weighed(model: nn.Module, batch: Any) -> Tensor:
+        return losses(model, batch[0]) * (1 + batch[1])
+
+    assert persample.verify(model, weighed, batch, n=4).ok
+
+
 def test_packed_sequences_of_a_list() -> None:
     def f(s: Any, xs: list[Tensor]) -> Tensor:
         lengths = torch.tensor([len(x) for x in xs])

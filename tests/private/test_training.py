@@ -6,7 +6,7 @@ import math
 import random
 import sys
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -135,6 +135,15 @@ def named(model: nn.Module, batch: Any) -> Tensor:
     return losses(model, (batch["x"], batch["y"]))
 
 
+class Pair(NamedTuple):
+    x: Tensor
+    y: Tensor
+
+
+def by_attribute(model: nn.Module, batch: Any) -> Tensor:
+    return losses(model, (batch.x, batch.y))
+
+
 def stacked(items: list[Any]) -> Any:
     return torch.stack([x for x, _ in items]), torch.tensor([int(y) for _, y in items])
 
@@ -145,6 +154,7 @@ DATA = {
     "TensorDataset": (TensorDataset(*data()), {}),
     "list": ([Items()[k] for k in range(SIZE)], {}),
     "dictionary": (dict(zip("xy", data(), strict=True)), {"loss_fn": named}),
+    "named tuple": (Pair(*data()), {"loss_fn": by_attribute}),
     "loader in order": (DataLoader(Items(), batch_size=3), {}),
     "loader with a collate": (DataLoader(Items(), batch_size=3, collate_fn=stacked), {}),
     "collate": (Items(), {"collate": stacked}),

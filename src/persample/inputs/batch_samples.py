@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence, unpack_sequence
 
 from ..errors import UsageError
 from .containers import attributes, entries, leaves, mapped
+from .input_trees import differ_in_rows
 
 Pick = Callable[[Any], Any] | str | int
 OPTIONS = ("n", "sample_ids")  # of record, that may be read off every batch
@@ -51,14 +52,17 @@ def batch_size(batch: Any, dim: int = 0) -> int:
 def take(batch: Any, index: Tensor, n: int, dim: int = 0) -> Any:
     """The batch restricted to some samples: every tensor with n indices on ``dim``.
 
-    Lists of n texts, packed sequences and batches of n graphs go with it.
+    Lists of n texts or of n ragged tensors, packed sequences and batches of n graphs go with it.
     """
     places = index.tolist()
 
     def chosen(part: Any) -> Any:
         if isinstance(part, Tensor):
-            held = part.dim() > dim and part.shape[dim] == n
-            return part.index_select(dim, index.to(part.device)) if held else part
+            if part.dim() <= dim or part.shape[dim] != n:
+                return part
+            taken = part.index_select(dim, index.to(part.device))
+            # data by which a program takes gradients are data again
+            return taken.detach().requires_grad_() if part.is_leaf and part.requires_grad else taken
         if _count(part) != n:
             return part
         if _is_packed(part):
@@ -68,10 +72,14 @@ def take(batch: Any, index: Tensor, n: int, dim: int = 0) -> Any:
             graphs = part.to_data_list()
             made: Any = next(kind for kind in type(part).__mro__ if "from_data_list" in vars(kind))
             return made.from_data_list([graphs[i] for i in places])
-        return type(part)(part[i] for i in places)
+        # a tensor stands for one sample: one that is taken twice must be two
+        items = [part[i] for i in places]
+        return type(part)(t.clone() if isinstance(t, Tensor) else t for t in items)
 
     def whole(part: Any) -> bool:
-        return _is_packed(part) or _is_texts(part) or holds_graphs(part)
+        if _is_packed(part) or _is_texts(part) or holds_graphs(part):
+            return True
+        return part is not batch and _is_ragged(part, n, dim)
 
     return mapped(batch, chosen, whole=whole, objects=True)
 
@@ -153,6 +161,17 @@ def _is_packed(part: Any) -> bool:
 def _is_texts(part: Any) -> bool:
     listed = type(part) in (list, tuple) and bool(part)
     return listed and all(isinstance(text, str) for text in part)
+
+
+def _is_ragged(part: Any, n: int, dim: int) -> bool:
+    """One tensor for each of n samples: only their numbers of rows differ, or none has n rows."""
+    if type(part) not in (list, tuple) or len(part) != n:
+        return False
+    if not all(isinstance(tensor, Tensor) for tensor in part):
+        return False
+    alike = type(part) is list and len({(t.dtype, t.dim()) for t in part}) == 1
+    held = any(tensor.dim() > dim and tensor.shape[dim] == n for tensor in part)
+    return differ_in_rows(part) or (alike and not held)
 
 
 def holds_graphs(part: Any) -> bool:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from ..errors import UsageError, describe, here
 from .containers import attributes, entries
 
 
@@ -124,15 +125,28 @@ def in_nested_lists(nested: list[list[list[Tensor]]], n: int | None) -> dict[int
 
     Lists of n tensors each are several lists of samples.
     """
-    found = {}
+    found: dict[int, Tensor] = {}
     for groups in nested:
         if all(len(group) == n for group in groups):
             continue
         whole = groups if len(groups) == n else [[t] for group in groups for t in group]
         for k, group in enumerate(whole if len(whole) == n else []):
             for tensor in group:
-                found[id(tensor)] = torch.full((1,) * tensor.dim(), k, device=tensor.device)
+                _give(found, tensor, k)
     return found
+
+
+def _give(found: dict[int, Tensor], tensor: Tensor, k: int) -> None:
+    """A tensor is one sample's: the same one cannot stand for another, too."""
+    colour = torch.full((1,) * tensor.dim(), k, device=tensor.device)
+    known = found.setdefault(id(tensor), colour)
+    if not torch.equal(known, colour):
+        raise UsageError(
+            f"a list holds the same tensor as sample {int(known)} and as sample {k}",
+            where=describe(here()),
+            why="tensors are told apart by identity: both would count for one sample",
+            fix="pass copies: [x.clone() for x in samples]",
+        )
 
 
 def differ_in_rows(tensors: list[Tensor]) -> bool:
@@ -154,12 +168,12 @@ def one_each(
         isinstance(v, Tensor) and id(v) not in listed and v.dim() > dim and v.shape[dim] == n
         for v in values
     )
-    found = {}
+    found: dict[int, Tensor] = {}
     for tensors in lists:
         rows = [t.shape[dim] if t.dim() > dim else 1 for t in tensors]
         if batched and not differ_in_rows(tensors):
             continue
         if len(tensors) == n and any(row != n for row in rows):
             for k, tensor in enumerate(tensors):
-                found[id(tensor)] = torch.full((1,) * tensor.dim(), k, device=tensor.device)
+                _give(found, tensor, k)
     return found

@@ -49,10 +49,25 @@ def _put(context: Context, tensor: Tensor, layout: Layout) -> None:
     """Mark a tensor; one that was not known to hold samples opens a batch of its own."""
     marks = context.states
     known = marks.table.get(id(tensor))
+    _expect_same_ids(None if known is None else known.state, layout, tensor)
     fresh = known is None or not isinstance(known.state, Layout)
     batches = context.batches.enter(()) if known is None or fresh else known.batches
     marks.put(tensor, layout)
     marks.table[id(tensor)].batches = batches
+
+
+def _expect_same_ids(known: object, layout: Layout, tensor: Tensor) -> None:
+    """A tensor that is one sample's cannot be another's later in the same recording."""
+    if not isinstance(known, Layout) or known.ids is None or layout.ids is None:
+        return
+    shapes = known.ids.expand(tensor.shape), layout.ids.expand(tensor.shape)
+    if not torch.equal(*shapes):
+        raise UsageError(
+            f"a tensor {tuple(tensor.shape)} was marked with other ids before",
+            where=describe(here()),
+            why="tensors are told apart by identity: all of its uses would count for the last ids",
+            fix="mark and use a copy: x = tape.mark(x.clone(), ids=...)",
+        )
 
 
 def _expect_unknown(context: Context, tensor: Tensor) -> None:

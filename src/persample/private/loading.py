@@ -181,4 +181,5 @@ def _indexed(data: Any, rows: Any) -> Any:
         return data[rows.to(data.device) if isinstance(rows, Tensor) else rows]
     if isinstance(data, Mapping):
         return {name: _indexed(column, rows) for name, column in data.items()}
-    return tuple(_indexed(column, rows) for column in data)
+    columns = [_indexed(column, rows) for column in data]
+    return type(data)(*columns) if hasattr(data, "_fields") else tuple(columns)
