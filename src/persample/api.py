@@ -65,7 +65,8 @@ def record(
             biases and norm layers.
         budget: Bytes of scratch memory that a query may take beyond its result. Larger work is
             cut into tiles; the smallest is one row of one parameter. By default tiles take 64 MiB
-            (2 MiB if lean), and a clipped sum a quarter of what the tape holds.
+            (2 MiB if lean), and a clipped sum takes what is left up to a fifth more than a plain
+            step holds.
         same_samples: You guarantee that sample i is the same in every batch of this block. Without
             it, a block holds one batch: a later backward pass from other inputs is refused.
         grad: Leave the ``.grad`` that the same program leaves without persample, so that norms can
