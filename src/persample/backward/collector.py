@@ -135,7 +135,11 @@ class Collector:
         if user_code.by_hand:
             forget_lookups(use, user_code.by_hand)
         consumer = self.consumer
-        if use.alone and isinstance(consumer, Kept) and not (options.positions or self._sharded):
+        if (
+            use.kind.alone
+            and isinstance(consumer, Kept)
+            and not (options.positions or self._sharded)
+        ):
             waiting = wait(use, saved[0], scaled[0], context.n)
             if waiting is not None:
                 consumer.wait(waiting)

@@ -93,7 +93,6 @@ class Learner:
         use = UsePlan(
             operator, kind, mine, kind.constants(values), here(), known.batches,
             additive=operator.additive and operator.name not in rules,
-            alone=not rules and _alone(kind, mine, values, out, state),
             wanted=wanted,
         )  # fmt: skip
         step = Step(func, origins, tuple(kwargs), known, -1, use, watched=bool(roles.loose))
@@ -164,16 +163,3 @@ class Learner:
 
 def _closed(state: Any) -> TypeGuard[Layout]:
     return state.__class__ is Layout and state.ids is None and state.coupled is None
-
-
-def _alone(
-    kind: Kind, mine: list[tuple[int, str | None, bool]], values: Sequence[Any], out: Tensor,
-    state: Layout,
-) -> bool:  # fmt: skip
-    """Whether a linear layer takes recorded parameters as they are, and each row is a sample's."""
-    if kind.operator != "linear" or kind.data != [0] or not kind.template.simple:
-        return False
-    usual = kind.layouts == [state] and (state.axis, state.inner) == (0, 1)
-    named = all(name is not None and not derived for _, name, derived in mine)
-    shift = values[2] if len(values) > 2 else None
-    return usual and named and (shift is None or shift.shape == out.shape[-1:])

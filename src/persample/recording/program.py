@@ -107,12 +107,11 @@ class UsePlan:
 
     ``mine`` are the places of its parameters, their names, and whether they are derived from
     others. ``leaves`` are its plain values.
-    ``additive``: no derivative reads its values. ``alone``: see :class:`Use`.
+    ``additive``: no derivative reads its values.
     """
 
     __slots__ = (
         "additive",
-        "alone",
         "batches",
         "kind",
         "leaves",
@@ -124,10 +123,9 @@ class UsePlan:
 
     def __init__(
         self, operator: Operator, kind: Kind, mine: list[tuple[int, str | None, bool]],
-        leaves: list[Any], place: Place | None, batches: int, *, additive: bool, alone: bool,
+        leaves: list[Any], place: Place | None, batches: int, *, additive: bool,
         wanted: bool,
     ) -> None:  # fmt: skip
-        self.alone = alone
         self.operator, self.kind, self.leaves, self.place = operator, kind, leaves, place
         self.mine, self.batches, self.additive, self.wanted = mine, batches, additive, wanted
 

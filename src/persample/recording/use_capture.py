@@ -85,10 +85,25 @@ def capture_use(
     )
     read = by_zeros(operator, args, kwargs, result, roles, states)
     states, use.guessed = _settled(context, operator, read or states, result)
+    kind.alone = not (native or closed or context.options.rules) and _is_alone(
+        kind, operands, leaves, result, states
+    )
     followed = _tap(context, operator, use, result, states, saved)
     if target is not None:
         return _write_back(context, target, followed), kind
     return followed, None if read else kind
+
+
+def _is_alone(kind: Kind, operands: list[Operand], leaves: list[Any], out: Any, state: Any) -> bool:
+    """Whether a linear layer takes recorded parameters as they are, and each row is a sample's."""
+    if kind.operator != "linear" or kind.data != [0] or not kind.template.simple:
+        return False
+    if state.__class__ is not Layout or state.ids is not None or state.coupled is not None:
+        return False
+    usual = kind.layouts == [state] and (state.axis, state.inner) == (0, 1)
+    named = all(operand.name is not None for operand in operands)
+    shift = leaves[2] if len(leaves) > 2 else None
+    return usual and named and (shift is None or shift.shape == out.shape[-1:])
 
 
 def repeat_use(context: Context, plan: UsePlan, func: Any, values: Sequence[Any]) -> Tensor:
@@ -114,7 +129,6 @@ def repeat_use(context: Context, plan: UsePlan, func: Any, values: Sequence[Any]
         saved = [_stand_in(tensor) for tensor in saved]
         _forget_values(context, plan.operator, operands)
     use = Use(context.ref, kind, func, plan.leaves, operands, plan.place, plan.batches)
-    use.alone = plan.alone
     if _is_any_autocast_enabled():
         use.autocast = current_autocast(operands[0].value.device)
     single = kind.single

@@ -93,7 +93,8 @@ class Kind:
     """Calls alike: operator, places of parameters (``mine``) and data among the leaves, layouts.
 
     ``single`` is what is tapped where the only result is; ``factors`` are places of parameters
-    whose gradients take less memory as factors than written out.
+    whose gradients take less memory as factors than written out. ``alone``: a linear layer of
+    recorded parameters as they are, with a sample in every row.
     """
 
     operator: str
@@ -104,6 +105,7 @@ class Kind:
     inplace: bool = False
     single: Tapped | None = None
     factors: set[int] = field(default_factory=set)
+    alone: bool = False
 
     def constants(self, leaves: Sequence[Any]) -> list[Any]:
         """A call's leaves without its tensors."""

@@ -104,7 +104,7 @@ def hook(use: Use, result: Tensor, saved: Sequence[Tensor]) -> bool:
     if node is None:
         return False
     before = Before(use, saved, made.output_nr, shape)
-    context = use.context() if use.alone or use.kind.operator in LATE else None
+    context = use.context() if use.kind.alone or use.kind.operator in LATE else None
     if context is not None and context.backward.strict:
         node.register_hook(before.afterwards)
     else:

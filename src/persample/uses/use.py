@@ -118,7 +118,6 @@ class Use:
     guessed: Tensor | None = None  # where its results' samples are a guess
     rule: Callable[..., Any] | None = None  # its own, where none belongs to the operator
     closed: bool = False  # one node of the graph, whose gradient by data is a use again
-    alone: bool = False  # a linear layer of parameters as they are, with a sample in every row
 
     def __init__(
         self, context: Callable[[], Listener | None], kind: Kind, func: Callable[..., Any],
