@@ -17,7 +17,7 @@ from .families import (  # noqa: F401  (importing a family fills the table)
     shape,
     writing,
 )
-from .families.contraction import product_equation, spell_terms
+from .families.contraction import einsum_terms, product_equation, spell_terms
 from .families.pointwise import POINTWISE
 from .layout import (
     CONSTANT,
@@ -77,6 +77,7 @@ __all__ = [
     "collect",
     "colours_of",
     "contiguous_strides",
+    "einsum_terms",
     "explicit",
     "find",
     "ids_of",

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..errors import Mixing
 from .call import Call
-from .families.contraction import places_of, product_equation, spell_terms
+from .families.contraction import einsum_terms, places_of, product_equation, spell_terms
 from .layout import Coloured, Constant, Layout, disagree, ids_of, uncoupled
 from .operators import Operator
 from .reshaping import squeeze_colours
@@ -74,7 +74,7 @@ def _product(call: Call) -> Layout | None:
 def _as_equation(call: Call) -> tuple[str, Sequence[Tensor]]:
     """A product as ``einsum`` spells it, and its factors."""
     if call.name == "einsum":
-        return call.args[0], call.args[1]
+        return einsum_terms(call.args)
     a, b = call.arg(0, "input", "self"), call.arg(1, "other", "mat2")
     return product_equation(a.dim(), b.dim()), [a, b]
 

@@ -14,7 +14,14 @@ import torch
 from torch import Tensor
 
 from ..forms import Dense, Form, Outer, Part, wide
-from ..layouts import Layout, contiguous_strides, product_equation, remap, spell_terms
+from ..layouts import (
+    Layout,
+    contiguous_strides,
+    einsum_terms,
+    product_equation,
+    remap,
+    spell_terms,
+)
 from ..uses import Firing, Use
 from .table import Forms, Unsuited, by_sample, only_output, rule
 
@@ -107,7 +114,7 @@ def _arrange(
 def einsum(use: Use, firing: Firing, n: int) -> Forms:
     """Two terms are one contraction; of more, those that are no parameter are multiplied first."""
     args, _ = use.arguments(firing)
-    equation, terms = args[0], args[1]
+    equation, terms = einsum_terms(args)
     grad, layout = only_output(use, firing)
     if len(terms) < 2:
         raise Unsuited
@@ -189,13 +196,15 @@ def parameter_axes(use: Use, firing: Firing, rank: int) -> set[int] | None:
     """The result's axes that belong to the parameter of a product; None if it is not a factor."""
     args, kwargs = use.arguments(firing)
     if use.operator == "einsum":
-        equation, terms = args[0], args[1]
+        equation, terms = einsum_terms(args)
     else:
         both = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor)][-2:]
         terms = both[::-1] if use.operator == "rmatmul" else both
         equation = product_equation(terms[0].dim(), terms[1].dim())
+    if len(terms) != 2:
+        return None
     letters = spell_terms(equation, terms, rank)
     mine = [k for k, term in enumerate(terms) if any(o.value is term for o in use.operands)]
-    if len(mine) != 1 or len(terms) != 2:
+    if len(mine) != 1:
         return None
     return {d for d, c in enumerate(letters[2]) if c in letters[mine[0]]}

@@ -42,6 +42,14 @@ def places_of(letters: str, result: str) -> tuple[int | None, ...]:
     )
 
 
+def einsum_terms(args: Sequence[Any]) -> tuple[str, Sequence[Tensor]]:
+    """The equation and the factors: one by one, or a sequence; without factors in sublist form."""
+    equation, terms = args[0], args[1:]
+    if not isinstance(equation, str):
+        return "", ()
+    return equation, terms[0] if isinstance(terms[0], (list, tuple)) else terms
+
+
 def spell_terms(equation: str, terms: Sequence[Tensor], rank: int) -> tuple[str, ...]:
     """Every term's letters and those of the result, of this rank, without dots."""
     return _spell(equation, tuple([tensor.dim() for tensor in terms]), rank)
@@ -180,7 +188,9 @@ def grouped_mm(call: Call) -> Result:
 @rule("einsum")
 def einsum(call: Call) -> Result:
     """The axis letter that holds the samples must reach the output."""
-    equation, terms = call.args
+    equation, terms = einsum_terms(call.args)
+    if not terms:
+        raise Mixing("einsum in sublist form")
     return contract(call, *spell(equation, terms, call.out))
 
 
