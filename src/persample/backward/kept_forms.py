@@ -46,9 +46,10 @@ class KeptForms:
         if len(others) == len(entries):
             return parts, {}
         joined, found, left = join_waiting(consumer.waiting(), missing, parts)
-        for name, forms in self._parts(expanded(left), missing).items():
+        parts.update({name: [form] for name, form in found.items()})
+        for name, forms in self._parts(expanded(left), missing).items() if left else ():
             parts[name] = parts.get(name, []) + forms
-        return parts | {name: [form] for name, form in found.items()}, joined
+        return parts, joined
 
     def _missing(self, names: Iterable[str]) -> set[str]:
         consumer, known = self._collector.consumer, self.gradients.known

@@ -25,6 +25,7 @@ Names = Sequence[Sequence[str]]  # groups of parameters
 Uses = Mapping[str, list[Form]]
 _DOUBT = {torch.float32: 2e-3, torch.float64: 1e-9}  # of a square; more is computed again
 _OFF = 2e-2  # the same of rows that are rounded: they take longer
+_WIDTH = attrgetter("itemsize")
 _NOTHING = 1e10  # squares of so many times the least number are none
 
 
@@ -133,9 +134,6 @@ def _of_pieces(form: Form) -> list[Norms]:
 
 
 Groups = Sequence[Sequence[Norms]]
-
-
-_WIDTH = attrgetter("itemsize")
 
 
 def add_norms(groups: Groups, n: int, device: torch.device) -> Tensor:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import functools
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -20,41 +20,6 @@ Forms = Mapping[str, Form]
 Grads = dict[str, Tensor]
 Names = Sequence[Sequence[str]]  # groups of parameters
 Visitor = Callable[[str, Form], None]
-
-
-class Answering:
-    """The circumstances in which a question is answered; it is what the block is given."""
-
-    __slots__ = ("_before", "_budget", "_lock", "_question", "_unseen")
-
-    def __init__(self, question: Question, lock: threading.RLock, budget: int) -> None:
-        self._question, self._lock, self._budget = question, lock, budget
-
-    def __enter__(self) -> Question:
-        if torch._C._functorch.peek_interpreter_stack() is not None:
-            raise UsageError(
-                "a tape cannot be queried inside a torch.func transform",
-                why="its answers carry no gradient, and are not batched",
-                fix="ask outside, and use the answer inside",
-            )
-        self._before = LIMIT.set(self._budget)
-        self._lock.acquire()
-        self._unseen = torch._C.DisableTorchFunction(), uncast()
-        for each in self._unseen:
-            each.__enter__()
-        return self._question
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        for each in reversed(self._unseen):
-            each.__exit__(kind, error, trace)
-        self._lock.release()
-        LIMIT.reset(self._before)
-        if isinstance(error, RuntimeError) and "modified by an inplace operation" in str(error):
-            raise StaleError(
-                "something that was recorded was overwritten in place",
-                why=f"autograd says: {str(error).partition(' Hint')[0]}",
-                fix="ask the tape before parameters, buffers, labels or masks are written to",
-            ) from error
 
 
 class Question(abc.ABC):
@@ -148,9 +113,29 @@ class Question(abc.ABC):
 
     # ------------------------------------------------------------------ how they are asked for
 
-    def answering(self) -> Answering:
+    @contextlib.contextmanager
+    def answering(self) -> Iterator[Question]:
         """Unseen by any recorder, uncast, one thread at a time, within the memory budget."""
-        return Answering(self, self._lock, self._context.options.budget)
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            raise UsageError(
+                "a tape cannot be queried inside a torch.func transform",
+                why="its answers carry no gradient, and are not batched",
+                fix="ask outside, and use the answer inside",
+            )
+        budget = LIMIT.set(self._context.options.budget)
+        try:
+            with self._lock, torch._C.DisableTorchFunction(), uncast():
+                yield self
+        except RuntimeError as error:
+            if "modified by an inplace operation" not in str(error):
+                raise
+            raise StaleError(
+                "something that was recorded was overwritten in place",
+                why=f"autograd says: {str(error).partition(' Hint')[0]}",
+                fix="ask the tape before parameters, buffers, labels or masks are written to",
+            ) from error
+        finally:
+            LIMIT.reset(budget)
 
     @property
     def selected(self) -> Mapping[str, Tensor]:
