@@ -210,8 +210,10 @@ def name_joined(forms: Mapping[str, Form]) -> dict[str, str]:
 
 
 def _is_product(form: Form) -> TypeGuard[Outer]:
-    """Whether a form is an outer product of one position and one block."""
-    return type(form) is Outer and form.given[0].dim() == 2
+    """Whether a form is an outer product of one position and one block, shaped as a matrix."""
+    if type(form) is not Outer or form.given[0].dim() != 2:
+        return False
+    return form.shape == (form.given[0].shape[1], form.given[1].shape[1])
 
 
 def _copied(form: Form, written: bool) -> int:
