@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from ..inputs.containers import leaves
+from ..uses import SAMPLES, TensorStates
 from ..uses.module_tree import modules_of
-from ..uses.tensor_states import SAMPLES, TensorStates
 
 DEPTH = 3  # of objects in objects: distributions of distributions
 _EVERY_MODULES = frozenset(vars(nn.Module()))

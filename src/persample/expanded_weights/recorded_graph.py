@@ -21,8 +21,7 @@ from ..forms import BUDGET
 from ..inputs.containers import mapped
 from ..layouts.layout import CONSTANT, Mixed
 from ..recording.recorder import Recording
-from ..uses.context import ANCHOR, Options
-from ..uses.tensor_states import Derived, versions
+from ..uses import ANCHOR, Derived, Options, versions
 from .detached import Detached, rewrite
 from .kept_tensors import DEPTH, kept_by
 from .own import use_own_rules

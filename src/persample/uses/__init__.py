@@ -7,17 +7,12 @@ output gradient in backward. Everything above this package reads or makes these 
 from .batches import COMPUTED
 from .contents import Values, memory_of
 from .context import ANCHOR, Ahead, Context, Options
-from .module_tree import ByModel, Modules, modules_of
-from .parameters import Parameters, Params, Slot, choose
-from .results import Known
-from .signature import Kind, Template, taken_apart, tapped
-from .tap import Gradient, Tap, hook
-from .tensor_states import (
+from .marks import (
     EXCLUDED,
+    SAMPLES,
     SELECTED,
     Derived,
     Mark,
-    TensorStates,
     gained_history,
     innermost,
     same,
@@ -26,12 +21,19 @@ from .tensor_states import (
     version,
     versions,
 )
+from .module_tree import ByModel, Modules, modules_of
+from .parameters import Parameters, Params, Slot, choose
+from .results import Known
+from .signature import Kind, Template, taken_apart, tapped
+from .tap import Gradient, Tap, hook
+from .tensor_states import TensorStates
 from .use import Firing, Lookup, Operand, Use, View
 
 __all__ = [
     "ANCHOR",
     "COMPUTED",
     "EXCLUDED",
+    "SAMPLES",
     "SELECTED",
     "Ahead",
     "ByModel",

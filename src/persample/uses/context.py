@@ -19,9 +19,10 @@ from ..distributed import Processes
 from ..layouts import State
 from .batches import Batches
 from .contents import CallerMemory
+from .marks import Derived
 from .parameters import Parameters
 from .pass_state import PassState, UserCode
-from .tensor_states import Derived, TensorStates
+from .tensor_states import TensorStates
 from .use import Receiver
 from .written_constants import WrittenConstants
 

@@ -24,8 +24,8 @@ from torch._C._autograd import _top_saved_tensors_default_hooks as _saved_tensor
 from ..errors import Reason
 from ..layouts import LATE, PRODUCTS, Layout, closed
 from .context import ANCHOR
+from .marks import versions
 from .signature import Kind, Tapped, Template
-from .tensor_states import versions
 from .use import Use
 
 

@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..layouts import Layout, Place, State, colours_of, ids_of, place_of, shown_by
+from .marks import SAMPLES, Mark, has_memory, unseen
 from .parameters import Parameters
-from .tensor_states import SAMPLES, Mark, TensorStates, has_memory, unseen
+from .tensor_states import TensorStates
 
 
 class WrittenConstants:
