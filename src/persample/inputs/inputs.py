@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +26,7 @@ from .input_trees import (
     tensors_of,
     walk,
 )
+from .module_calls import ModuleCalls
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -37,24 +37,6 @@ class Seen:
     shape: tuple[int, ...]
     samples: bool
     declared: bool
-
-
-class Gate:
-    """A hook that does not travel: copies and pickles of a model get one that does nothing."""
-
-    def __init__(self, function: Callable[..., None] | None = None) -> None:
-        self._function = function
-
-    def __call__(self, *args: Any) -> None:
-        """Forward to the recorder, if it is ours."""
-        if self._function is not None:
-            self._function(*args)
-
-    def __deepcopy__(self, memo: Any) -> Gate:
-        return Gate()
-
-    def __reduce__(self) -> Any:
-        return (Gate, ())
 
 
 class Inputs:
@@ -73,20 +55,15 @@ class Inputs:
         self.tensors = {id(c) for c in self.keep_alive}
         self.seen: list[Seen] = []
         self.guess = Guess(self.dim)
-        self._gate = Gate()
         self._guessed: dict[int, Tensor] = {}
-        self._kwargs: list[dict[int, bool]] = []  # which pre-hooks take keyword arguments
-        self._hooks: list[Any] = []  # pre-hooks of all modules that are hooked
-        self._recurrent: list[Any] = []  # those that stay while a module runs
-        self._inside: nn.Module | None = None  # the outermost that runs
         self._begun = False
-        self._thread = 0  # the recording's: calls in others are not seen
+        self._calls: ModuleCalls | None = None  # while the block is open
 
     def begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Take the arguments of the only call to come: no module has to announce it."""
         self._begun = True
         if len(args) != 1 or kwargs or not self._take_only(args[0]):
-            self._take(module, args, kwargs)
+            self.take(module, args, kwargs)
 
     def _take_only(self, value: Any) -> bool:
         """The same for the usual call: its only argument is a tensor of the samples."""
@@ -105,90 +82,33 @@ class Inputs:
         return True
 
     def install(self, modules: Iterable[nn.Module]) -> None:
-        """Hook all of them (undone when the block ends, and while a module runs)."""
-        self._thread, self._gate = threading.get_ident(), Gate(self._before)
-        hooked = [m for m in modules if not isinstance(m, torch.jit.ScriptModule)]
-        recurrent: list[nn.Module] = [m for m in hooked if isinstance(m, nn.RNNBase)]
-        hooked = recurrent if self._begun else hooked
-        self._kwargs = [module._forward_pre_hooks_with_kwargs for module in hooked]
-        self._hooks = [module._forward_pre_hooks for module in hooked]
-        self._recurrent = [module._forward_pre_hooks for module in recurrent]
-        key = id(self)
-        for kwargs in self._kwargs:
-            kwargs[key] = True
-        self._hook(self._hooks)
-
-    def _hook(self, places: list[Any]) -> None:
-        """A pre-hook with keyword arguments before all others, cheaper than torch registers it."""
-        gate, key = self._gate, id(self)
-        for hooks in places:
-            hooks[key] = gate
-            if len(hooks) > 1:
-                hooks.move_to_end(key, last=False)
-
-    def _unhook(self) -> None:
-        key = id(self)
-        for hooks in self._hooks:
-            hooks.pop(key, None)
+        """Hear calls of any of them."""
+        self._calls = ModuleCalls(self, any_thread=self._context.options.loop)
+        self._calls.install(modules, only_recurrent=self._begun)
 
     def remove(self) -> None:
-        """Take all hooks away."""
-        self._unhook()
-        for kwargs in self._kwargs:
-            kwargs.pop(id(self), None)
-        self._gate = Gate()
-        for places in (self._kwargs, self._hooks, self._recurrent):
-            places.clear()
+        """Hear no more calls."""
+        if self._calls is not None:
+            self._calls.remove()
+        self._calls = None
         self._guessed.clear()
-        self._leave()
 
-    def _enter(self, module: nn.Module) -> None:
-        """Listen to its end, also where it fails, cheaper than torch registers it."""
-        module._forward_hooks[id(self)] = self._after
-        module._forward_hooks_always_called[id(self)] = True
-        self._inside = module
-
-    def _leave(self) -> None:
-        if self._inside is not None:
-            self._inside._forward_hooks.pop(id(self), None)
-            self._inside._forward_hooks_always_called.pop(id(self), None)
-            self._inside = None
-
-    def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if threading.get_ident() != self._thread and not self._context.options.loop:
-            return
-        if self._inside is None and not self._begun:
-            self._enter(module)
-            self._unhook()  # modules inside run as fast as ever
-            self._hook(self._recurrent)
-            with torch._C.DisableTorchFunction():
-                self._take(module, args, kwargs)
-        if isinstance(module, nn.RNNBase):
-            states = walk("hx", args[1] if len(args) > 1 else kwargs.get("hx"))
-            self._turn([state for _, state in states])
-
-    def _turn(self, states: list[Any]) -> None:
+    def turn(self, states: Any) -> None:
         """Initial states are (layers, samples, features), also where layers and samples agree."""
         marks = self._context.states
-        for state in states:
+        for _, state in walk("hx", states):
             if id(state) in self._guessed and state.dim() == 3 and state.shape[1] == marks.n:
                 marks.put(state, closed(1))
 
-    def _after(self, module: nn.Module, args: Any, out: Any) -> None:
-        if self._inside is not None:
-            self._leave()
-            self._hook(self._hooks)
-            with torch._C.DisableTorchFunction():
-                self._give(out)
-
-    def _give(self, out: Any) -> None:
+    def give(self, out: Any) -> None:
         """Results also belong to the caller, who may go on to compute in their memory."""
         for _, value in walk("", out if out.__class__ is Tensor else open_object(out)):
             tensor = tensor_of(value)
             if not transformed(tensor):
                 self._context.caller.add(tensor, received=False)
 
-    def _take(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+    def take(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Mark the tensors among the arguments that hold samples."""
         if self._context.processes is not None:
             self._context.processes.notice()
         if self._context.backward.busy:

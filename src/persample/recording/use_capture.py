@@ -1,8 +1,8 @@
-"""A parameter is used with data: run the operator, tap its results, remember the use."""
+"""A parameter is used with data: run the operator, remember the use, have its results tapped."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,36 +11,13 @@ from torch._C import _is_any_autocast_enabled
 from torch.autograd import forward_ad
 
 from ..errors import Reason, here
-from ..layouts import (
-    CONSTANT,
-    Additive,
-    Constant,
-    Layout,
-    Mixed,
-    Operator,
-    State,
-    assign_owners,
-    closed,
-    collect,
-    propagate,
-)
-from ..run_state import RandomState, current_autocast, fingerprint
-from ..uses import (
-    ANCHOR,
-    Context,
-    Derived,
-    Kind,
-    Operand,
-    Tap,
-    Use,
-    hook,
-    same,
-    taken_apart,
-    tapped,
-)
+from ..layouts import CONSTANT, Constant, Layout, Mixed, Operator, assign_owners, propagate
+from ..run_state import RandomState, current_autocast
+from ..uses import Context, Derived, Kind, Operand, Use, same, taken_apart
 from .program import UsePlan
 from .recurrent import CELLS, cell, request, unroll
 from .roles import Coloured, Roles, operand_of
+from .tapping import tap, tap_single
 
 
 def capture_use(
@@ -88,7 +65,7 @@ def capture_use(
     kind.alone = not (native or closed or context.options.rules) and _is_alone(
         kind, operands, leaves, result, states
     )
-    followed = _tap(context, operator, use, result, states, saved)
+    followed = tap(context, operator, use, result, states, saved)
     if target is not None:
         return _write_back(context, target, followed), kind
     return followed, None if read else kind
@@ -133,7 +110,7 @@ def repeat_use(context: Context, plan: UsePlan, func: Any, values: Sequence[Any]
         use.autocast = current_autocast(operands[0].value.device)
     single = kind.single
     assert single is not None
-    followed = _tap_single(context, plan.operator, use, result, single.layouts[0], saved)
+    followed = tap_single(context, plan.operator, use, result, single.layouts[0], saved)
     return result if followed is None else followed
 
 
@@ -235,97 +212,6 @@ def not_per_sample(operator: Operator, coloured: Coloured) -> Mixed | None:
     return None
 
 
-def _tap(
-    context: Context, operator: Operator, use: Use, result: Any, states: Any, saved: list[Tensor]
-) -> Any:
-    """Put one node behind the results that have a layout, and mark all of them."""
-    if states.__class__ is Layout and isinstance(result, Tensor):
-        followed: Tensor | None = result
-        if use.wanted:
-            followed = _tap_single(context, operator, use, result, states, saved)
-        if followed is not None:
-            context.states.put(followed, states)
-            return followed
-    outs = collect(result)
-    each = list(states) if isinstance(states, list) else [states] * len(outs)
-    each = [_checked(operator, out, state) for out, state in zip(outs, each, strict=True)]
-    # a result that is not followed is tapped too: a gradient that reaches it is refused
-    use.tapped = tapped(
-        [
-            (
-                k,
-                state if isinstance(state, Layout) else closed(0),
-                state.reason if isinstance(state, Mixed) else None,
-                out,
-            )
-            for k, (out, state) in enumerate(zip(outs, each, strict=True))
-            if state is not None and (out.is_floating_point() or out.is_complex())
-        ]
-    )
-    if use.tapped.results and use.wanted:
-        if context.expects:
-            context.receiver.expect(use)
-        _through_node(context, operator, use, outs, saved)
-    for tensor, state in zip(outs, each, strict=True):
-        if state is not None:
-            context.states.put(tensor, state)
-        elif tensor.requires_grad:
-            context.states.put(tensor, CONSTANT)
-    return _rebuild(result, iter(outs))
-
-
-def _tap_single(
-    context: Context, operator: Operator, use: Use, result: Tensor, layout: Layout,
-    saved: list[Tensor],
-) -> Tensor | None:  # fmt: skip
-    """Tap the only result: at its own node, or at one of ours. None if it has no gradient."""
-    single = use.kind.single
-    if single is None or single.dtypes[0] is not result.dtype:
-        if not (result.is_floating_point() or result.is_complex()):
-            return None
-        single = use.kind.single = tapped([(0, layout, None, result)])
-    use.tapped = single
-    if context.expects:
-        context.receiver.expect(use)
-    if not context.options.native and operator.fresh and not operator.inplace:
-        if hook(use, result, saved):
-            return result
-    return _through_node(context, operator, use, [result], saved)[0]
-
-
-def _through_node(
-    context: Context, operator: Operator, use: Use, outs: list[Tensor], saved: list[Tensor]
-) -> list[Tensor]:
-    """The results, those that are tapped replaced by those of a node of our own."""
-    dirty = operator.fresh and len(outs) == 1
-    if dirty and outs[0]._base is not None:  # a view of a result that no one else sees
-        dirty = not outs[0].requires_grad
-        outs[0] = outs[0].detach() if dirty else outs[0]
-    if torch._C._len_torch_dispatch_stack() or forward_ad._current_level >= 0:
-        dirty = False  # selective checkpointing keeps what it saw, forward mode a derivative
-    picked = [outs[k].detach() if use.closed else outs[k] for k in use.tapped.results]
-    use.fingerprint = fingerprint(saved, again=context.backward.receiving)
-    new = Tap.apply(ANCHOR, use, len(saved), dirty, *saved, *picked)
-    for k, tensor in zip(use.tapped.results, (new,) if len(picked) == 1 else new, strict=True):
-        outs[k] = tensor
-    return outs
-
-
-def _checked(operator: Operator, out: Tensor, state: State | None) -> State | None:
-    """Refuse results that depend on the parameter and are not one sample's each."""
-    if operator.constant or not (out.is_floating_point() or out.is_complex()):
-        return state
-    why, fix = "", ""
-    if state is None:
-        why = "one of the results depends on the parameter but on no sample"
-    elif isinstance(state, Additive):
-        why = "a parameter is used with data in an operator that sums over samples at once"
-        fix = 'keep the samples separate first (reduction="none", or multiply and then sum)'
-    else:
-        return state
-    return Mixed(Reason(operator.name, why, (tuple(out.shape),), here(), fix))
-
-
 def _write_back(context: Context, target: Tensor, value: Tensor) -> Tensor:
     """Give an in-place operator's target its new value and history."""
     state = context.look(value)
@@ -352,12 +238,3 @@ def _cut_off(context: Context, target: Tensor) -> Tensor:
     if context.options.native or target.dtype != base.dtype or target.is_conj() or target.is_neg():
         return target
     return base.detach_().as_strided(target.shape, target.stride(), target.storage_offset())
-
-
-def _rebuild(template: Any, items: Iterator[Tensor]) -> Any:
-    if isinstance(template, Tensor):
-        return next(items)
-    if isinstance(template, (list, tuple)):
-        made = [_rebuild(v, items) for v in template]
-        return type(template)(*made) if hasattr(template, "_fields") else type(template)(made)
-    return template
