@@ -8,16 +8,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ..autograd_graph import GraphNode
 from ..backward.passes import Passes
-from ..backward.user_backward import ENGINE, expect_reached, run_backward, run_grad, run_nested
-from ..errors import Reason, from_torch, from_us, here
+from ..backward.user_backward import expect_reached
 from ..guards.guards import Guards
 from ..layouts import (
-    COND,
     CONSTANT,
-    NEEDS_GRAD,
-    SET_DATA,
     ZEROS,
     Additive,
     Constant,
@@ -26,21 +21,20 @@ from ..layouts import (
     Mixed,
     Operator,
     State,
-    closed,
     collect,
     propagate,
     separate_by_zeros,
 )
 from ..modes import entered, kept
-from ..uses import Context, Derived, same, transformed, unseen
+from ..uses import Context
 from .broadcast_parameters import NOTHING, Repeats
 from .follower import Follower
+from .graph_calls import GraphCalls
 from .learner import Learner
 from .program import Cursor
 from .result_states import Marking
 from .roles import Coloured, Roles, Sorting, Transformed
 from .use_capture import capture_use, not_per_sample
-from .user_code.backward_code import follow_hook
 from .user_code.custom_functions import CustomFunctions
 
 
@@ -50,12 +44,12 @@ class Dispatch:
     def __init__(
         self, context: Context, guards: Guards, passes: Passes, custom: CustomFunctions
     ) -> None:
-        self._context, self._guards, self._passes, self._custom = context, guards, passes, custom
-        self._states, self._table = context.states, context.states.table
-        self._slots, self._lean = context.parameters.slots, context.options.lean
+        self._context, self._guards, self._custom = context, guards, custom
+        self._states, self._lean = context.states, context.options.lean
         self._entering: list[Any] = []
         self._marking, self._sorted = Marking(context, guards), Sorting(context)
         self._repeats = Repeats(context, guards)
+        self._graph = GraphCalls(context, guards, passes, self._repeats)
         self._cursor = Cursor(context)
         follower = Follower(context, guards, self._cursor, custom.pending, self._repeats.known)
         self.follow, self._learn = follower.follow, Learner(context, self._cursor, follower)
@@ -73,7 +67,7 @@ class Dispatch:
             self._guards.comparison.guarded = True
         if operator.graph:
             self._states.settle()
-            found = self._of_the_graph(operator, func, args, kwargs)
+            found = self._graph.answer(operator, func, args, kwargs)
             if found is not NOTHING:
                 return found
         if operator.enter and func not in self._entering and not operator.straight(args, kwargs):
@@ -164,87 +158,6 @@ class Dispatch:
             return NOTHING  # through .data, perhaps
         return [earlier if tensor.requires_grad else None for tensor in collect(out)]
 
-    def _of_the_graph(
-        self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> Any:
-        """Dispatch that build, read or run the graph, or choose a branch of it."""
-        if func in ENGINE:
-            return self._engine(func, args, kwargs)
-        if operator.name == "grad_fn":
-            return self._node(func, args[0])
-        if func is Tensor.register_hook:
-            self._leaves_its_module(args[0])
-            self._repeats.exposed(args[0])
-            hook = follow_hook(self._context, self._guards.numbers, *args, **kwargs)
-            return func(args[0], hook)  # type: ignore[no-untyped-call]
-        if operator.name == SET_DATA:
-            return self._exchange(func, *args)
-        if operator.name == COND:
-            return self._branch(*args, **kwargs)
-        if operator.name == NEEDS_GRAD:
-            found = func(*args, **kwargs)
-            if id(args[0]) not in self._slots and not self._context.backward.busy:
-                self._context.user_code.expose(args[0])
-                self._give_owners(args[0])
-            return found
-        return NOTHING
-
-    def _give_owners(self, tensor: Tensor) -> None:
-        """A constant by which a gradient will be taken: row i is sample i's, if it has n rows.
-
-        A constant may have any owner, and a gradient by it needs one.
-        """
-        context = self._context
-        if transformed(tensor) or not tensor.requires_grad:
-            return
-        if tensor.dim() and tensor.shape[0] == context.n:
-            if isinstance(context.look(tensor), Constant):
-                context.states.batches = 0
-                context.states.put(tensor, closed(0))
-
-    def _node(self, func: Any, tensor: Tensor) -> Any:
-        """``tensor.grad_fn``: itself for torch's own code (modules' hooks), else to look at only.
-
-        Whoever is given the node may hook it, and those behind it.
-        """
-        node = func(tensor)
-        if node is None or from_us():
-            return node
-        if not from_torch():
-            return GraphNode(node)
-        self._context.user_code.exposed = True
-        self._repeats.exposed(tensor, graph=True)
-        return node
-
-    # ------------------------------------------------------------------ ways to run it
-
-    def _leaves_its_module(self, tensor: Tensor) -> None:
-        """fully_shard hooks what its modules return; a tensor derived from parameters is lost."""
-        spread = self._context.processes
-        if (
-            spread is not None
-            and spread.sharded
-            and isinstance(self._context.look(tensor), Derived)
-        ):
-            why = "it is derived from parameters whose memory is freed when their module returns"
-            fix = "compute it where it is used, or shard both modules as one group"
-            reason = Reason("fully_shard", why, (tuple(tensor.shape),), here(), fix)
-            self._states.put(tensor, Mixed(reason))
-
-    def _exchange(self, func: Any, tensor: Tensor, value: Tensor) -> None:
-        """``tensor.data = value``: the samples are where the value has them, the graph is not."""
-        func(tensor, value)
-        known, state = self._table.get(id(tensor)), self._context.look(value)
-        if not isinstance(state, (Layout, Additive, Mixed)):
-            return
-        if id(tensor) in self._slots:
-            self._states.put(tensor, unseen("its .data was exchanged for data of the samples"))
-            return
-        if known is None or not same(known.state, state):
-            if tensor.requires_grad:
-                state = unseen("its .data was exchanged for data with samples elsewhere")
-            self._states.put(tensor, state)
-
     def _enter(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run a Python function of torch with the recorder watching its body.
 
@@ -257,21 +170,6 @@ class Dispatch:
                 return entered(func)(*args, **kwargs)
         finally:
             self._entering.pop()
-
-    def _branch(self, chosen: Any, first: Any, second: Any, operands: Any) -> Any:
-        """``torch.cond``: run one of the branches, as Python does."""
-        with self._context.mode:
-            return (first if chosen else second)(*operands)
-
-    def _engine(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """``loss.backward()`` and ``torch.autograd.grad`` inside the block."""
-        if func is torch.autograd.grad:
-            return run_grad(self._context, args, kwargs)
-        if self._context.backward.busy:
-            run_nested(self._context, func, args, kwargs)
-        else:
-            run_backward(self._passes, self._context, args, kwargs)
-        return None
 
     def _data(
         self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any],
