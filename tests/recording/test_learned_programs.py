@@ -507,6 +507,52 @@ def test_constants_that_keep_samples_apart_are_read_every_time() -> None:
         tape.backward(run(model, x))
 
 
+def test_products_that_pick_samples_are_read_every_time() -> None:
+    """By its shapes a sum over samples, by its values not."""
+    torch.manual_seed(0)
+    model, x = Net().double(), torch.randn(N, 3).double()
+    pick = torch.eye(N).double().repeat_interleave(2, 0)
+    run = between(lambda m, h: (pick @ h).view(N, 2, 4).sum(1))
+    for _ in range(3):
+        check(model, x, run)
+    pick[0, 1] = 1.0
+    with pytest.raises(persample.PersampleError), persample.record(model) as tape:
+        tape.backward(run(model, x))
+
+
+REDUCED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "the loss itself": lambda out, y: nn.functional.cross_entropy(out, y),
+    "a sum of losses": lambda out, y: nn.functional.cross_entropy(out, y, reduction="none").sum(),
+    "a mean": lambda out, y: out.square().mean(),
+}
+
+
+@pytest.mark.parametrize("name", REDUCED)
+def test_sums_over_samples_are_learned(name: str, handled: list[str]) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    y, loss = torch.tensor([0, 1, 1, 0]), REDUCED[name]
+    for step in range(4):
+        x = torch.randn(N, 3).double()
+        handled.clear()
+        with persample.record(model) as tape:
+            tape.backward(loss(model(x), y))
+        found = {key: rows.sum(0) for key, rows in tape.grads().items()}
+        grads = torch.autograd.grad(loss(model(x), y), list(model.parameters()))
+        torch.testing.assert_close(list(found.values()), list(grads))
+        assert step < 2 or handled in ([], ["cross_entropy"])  # whose body is entered
+
+
+def test_a_learned_sum_that_is_used_otherwise_is_refused() -> None:
+    """The next call takes the batch's mean, or adds it to every sample."""
+    model, x = Net().double(), torch.randn(N, 3).double()
+    learned(model, x, lambda m, x: m(x).mean())
+    with persample.record(model) as tape:
+        losses = model(x)
+        with pytest.raises(persample.MixedSamplesError):
+            tape.backward(losses - losses.mean())
+
+
 def test_a_constant_that_is_marked() -> None:
     """What was a constant holds samples this time, on another axis than the others."""
     model, x = Net().double(), torch.randn(N, 3).double()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import here
-from ..layouts import Layout, Operator
+from ..layouts import ZEROS, Additive, Layout, Operator
 from ..uses import EXCLUDED, SELECTED, Context, Derived, Kind, Known
 from .follower import CLASSES, Follower
 from .program import (
@@ -44,7 +44,8 @@ class Learner:
             return
         outs = out if isinstance(out, (list, tuple)) else [out]
         states = states if states.__class__ is list else [states] * len(outs)
-        if len(outs) != len(states) or not all(map(_closed, states)):
+        sums = operator.name not in ZEROS  # where a sum is none by its values, these are looked at
+        if len(outs) != len(states) or not all(_closed(s) or (sums and _is_sum(s)) for s in states):
             return
         if not all(t.__class__ is Tensor for t in outs):
             return
@@ -163,3 +164,7 @@ class Learner:
 
 def _closed(state: Any) -> TypeGuard[Layout]:
     return state.__class__ is Layout and state.ids is None and state.coupled is None
+
+
+def _is_sum(state: Any) -> bool:
+    return state.__class__ is Additive and state.coupled is None

@@ -192,7 +192,10 @@ class Program:
 
     def root(self, signature: Any) -> Step:
         """Where the steps of recordings with this signature begin."""
-        return self._roots.setdefault(signature, Step(None))
+        found = self._roots.get(signature)
+        if found is None:
+            found = self._roots[signature] = Step(None)
+        return found
 
     def add(self, after: Step, step: Step) -> None:
         """A step was learned; where too many are known, all are forgotten."""

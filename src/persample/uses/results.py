@@ -10,7 +10,7 @@ import weakref
 
 from torch import Tensor
 
-from ..layouts import Layout
+from ..layouts import Additive, Layout
 
 
 class Known:
@@ -23,7 +23,7 @@ class Known:
     __slots__ = ("aliasing", "batches", "detached", "grad", "plain_bytes", "state")
 
     def __init__(
-        self, state: Layout, batches: int, grad: bool, *, aliasing: bool, detached: bool
+        self, state: Layout | Additive, batches: int, grad: bool, *, aliasing: bool, detached: bool
     ) -> None:
         self.state, self.batches, self.grad = state, batches, grad
         self.aliasing, self.detached = aliasing, detached
