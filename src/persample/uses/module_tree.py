@@ -7,16 +7,15 @@ parameters under the same names is the same tree.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import chain
-from operator import methodcaller
 from typing import Any, Generic, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 Modules = list[tuple[str, nn.Module]]
 Contents = tuple[list[int], list[str], list[int]]  # how many of each module; their names and ids
-_KEYS, _VALUES = methodcaller("keys"), methodcaller("values")  # scripted modules hold no dict
 Known = TypeVar("Known")
 
 
@@ -69,10 +68,13 @@ def modules_of(model: nn.Module) -> Modules:
         return known
     found = _walk(model)
     kinds = {type(module) for _, module in found}
-    if all(kind.named_modules is nn.Module.named_modules for kind in kinds):
+    usual = all(kind.named_modules is nn.Module.named_modules for kind in kinds)
+    if usual and not any(issubclass(kind, torch.jit.ScriptModule) for kind in kinds):
         _TREES.put(model, _tree(found))
         return found
-    _TREES.forget(model)
+    _TREES.forget(model)  # scripted modules hold no dict to compare
+    if usual:
+        return found
     return [(f"{name}." if name else "", module) for name, module in model.named_modules()]
 
 
@@ -80,7 +82,8 @@ def trainable_of(model: nn.Module, modules: Modules) -> dict[str, Tensor]:
     """Those of ``named_parameters()`` that require gradients."""
     if type(model).named_parameters is not nn.Module.named_parameters:
         return {name: p for name, p in model.named_parameters() if p.requires_grad}
-    names = (_TREES.get(model) or _tree(modules)).names
+    tree = _TREES.get(model)
+    names = _names(modules) if tree is None else tree.names
     held = chain.from_iterable([module._parameters.values() for _, module in modules])
     return {
         name: p for name, p in zip(names, held, strict=True) if name and p is not None
@@ -101,8 +104,8 @@ def _unchanged(tree: Tree) -> Modules | None:
 
 
 def _contents(held: Sequence[Any]) -> Contents:
-    values: Iterable[object] = chain.from_iterable(map(_VALUES, held))
-    return [*map(len, held)], [*chain.from_iterable(map(_KEYS, held))], [*map(id, values)]
+    values = chain.from_iterable(map(dict.values, held))
+    return [*map(len, held)], [*chain.from_iterable(held)], [*map(id, values)]
 
 
 def _walk(model: nn.Module) -> Modules:
@@ -122,12 +125,16 @@ def _walk(model: nn.Module) -> Modules:
 
 def _tree(found: Modules) -> Tree:
     prefixes, modules = [prefix for prefix, _ in found], [module for _, module in found]
+    children = _contents([module._modules for module in modules])
+    parameters = _contents([module._parameters for module in modules])
+    return Tree([weakref.ref(m) for m in modules], prefixes, children, parameters, _names(found))
+
+
+def _names(modules: Modules) -> list[str]:
     seen: set[int] = {id(None)}
     names = []
-    for prefix, module in found:
+    for prefix, module in modules:
         for name, parameter in module._parameters.items():
             names.append("" if id(parameter) in seen else prefix + name)
             seen.add(id(parameter))
-    children = _contents([module._modules for module in modules])
-    parameters = _contents([module._parameters for module in modules])
-    return Tree([weakref.ref(m) for m in modules], prefixes, children, parameters, names)
+    return names
