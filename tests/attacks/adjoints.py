@@ -11,7 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .base import EITHER, EXACT, REFUSED, Case, N, Table, case, lin, on_module, rand
+from .base import (
+    EITHER,
+    EXACT,
+    RECENT,
+    REFUSED,
+    Case,
+    N,
+    Table,
+    case,
+    lin,
+    on_module,
+    rand,
+)
 
 Run = Callable[..., Tensor]
 Finish = Callable[[Tensor, list[Tensor]], list[Tensor]]
@@ -73,8 +85,14 @@ def inside(extra: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Tensor], Te
 
 
 ROOTS: Table = {
-    "a constant": (EXACT, inside(lambda m, x: torch.zeros((), requires_grad=True))),
-    "constants": (EXACT, inside(lambda m, x: 2 * torch.ones(N, requires_grad=True))),
+    "a constant": (
+        EXACT if RECENT else REFUSED,
+        inside(lambda m, x: torch.zeros((), requires_grad=True)),
+    ),
+    "constants": (
+        EXACT if RECENT else REFUSED,
+        inside(lambda m, x: 2 * torch.ones(N, requires_grad=True)),
+    ),
     "a penalty of weights": (REFUSED, inside(lambda m, x: m.l.weight.square().sum())),
     "a penalty of all samples": (REFUSED, inside(lambda m, x: x.sum(0).square().sum())),
 }

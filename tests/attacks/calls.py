@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from .base import (
     EITHER,
     EXACT,
+    RECENT,
     REFUSED,
     Case,
     N,
@@ -57,7 +58,10 @@ FORMS: Table = {
     "logsumexp((0, 1))": (REFUSED, lambda h: h - h.logsumexp((0, 1))),
     "max of a tuple": (REFUSED, lambda h: h / h.amax(dim=(0, 1))),
     "aminmax": (REFUSED, lambda h: h - torch.aminmax(h).min),
-    "aminmax(dim=1)": (EXACT, lambda h: h - torch.aminmax(h, dim=1, keepdim=True).min),
+    "aminmax(dim=1)": (
+        EXACT,
+        lambda h: h - torch.aminmax(h if RECENT else h.detach(), dim=1, keepdim=True).min,
+    ),
     "nanmean": (REFUSED, lambda h: h - h.nanmean()),
     "nansum(0)": (REFUSED, lambda h: h - h.nansum(0)),
     "mode(0)": (REFUSED, lambda h: h - h.mode(0)[0]),

@@ -79,7 +79,10 @@ def weighted(model: Net) -> None:
     out.backward(torch.arange(6.0))
 
 
-@pytest.mark.parametrize("step", [plain, twice, by_function, weighted])
+hidden = pytest.mark.skipif(torch.__version__ < (2, 13), reason="torch shows this call to no mode")
+
+
+@pytest.mark.parametrize("step", [plain, twice, pytest.param(by_function, marks=hidden), weighted])
 def test_an_unchanged_loop(step: Callable[[Net], None]) -> None:
     torch.manual_seed(0)
     model = Net()
