@@ -40,16 +40,10 @@ class KeptForms:
         consumer = self._collector.consumer
         if not isinstance(consumer, Kept):
             return self.uses(names), {}
-        missing, entries = self._missing(names), consumer.entries
-        others = [entry for entry in entries if isinstance(entry, Contribution)]
+        missing = self._missing(names)
+        others = [entry for entry in consumer.entries if isinstance(entry, Contribution)]
         parts = self._parts(others, missing)
-        if len(others) == len(entries):
-            return parts, {}
-        joined, found, left = join_waiting(consumer.waiting(), missing, parts)
-        parts.update({name: [form] for name, form in found.items()})
-        for name, forms in self._parts(expanded(left), missing).items() if left else ():
-            parts[name] = parts.get(name, []) + forms
-        return parts, joined
+        return parts, join_waiting(consumer.waiting(), missing, parts)
 
     def _missing(self, names: Iterable[str]) -> set[str]:
         consumer, known = self._collector.consumer, self.gradients.known
