@@ -43,10 +43,6 @@ class Rows(TableRows):
         values = self.values.masked_fill(mask, 0)
         return Rows(None if self.even else self.sample, self.index, values, self.n, self.shape)
 
-    def owns(self, rows: Tensor) -> bool:
-        """Sums are new memory."""
-        return False
-
     def wide_dense(self, first: int = 0, last: int | None = None) -> Tensor:
         """Rows added into zeros, in float32 at least."""
         count = (self.n if last is None else last) - first
@@ -106,8 +102,8 @@ class Rows(TableRows):
         """One index_add."""
         return self.add_sum(zeros(self.shape, wide(self.dtype), self.device), c)
 
-    def add_sum(self, out: Tensor, c: Tensor) -> Tensor:
-        """Σᵢ cᵢ gᵢ added to what is there."""
+    def add_sum(self, out: Tensor, c: Tensor, *, certain: bool = False) -> Tensor:
+        """Straight into their places."""
         c, each = c.to(out.dtype), self.each() if self.even else 1
         weights = (c if self.even else c[self.sample]).view(-1, 1, 1)
         values = self.values.view(weights.shape[0], each, self.values.shape[1])
