@@ -115,12 +115,7 @@ def _summed(
             _expect_dense(contribution)
             for name, form in collector.attached(contribution, context.parameters.selected):
                 parts.setdefault(name, []).append(form)
-        return {name: _ones_sum(total(forms)) for name, forms in parts.items()}
-
-
-def _ones_sum(form: Form) -> Tensor:
-    """Σᵢ gᵢ."""
-    return form.weighted_sum(torch.ones(form.n, dtype=torch.float64, device=form.device))
+        return {name: total(forms).sum_of_samples() for name, forms in parts.items()}
 
 
 def _expect_dense(contribution: Contribution) -> None:

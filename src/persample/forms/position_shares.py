@@ -31,10 +31,6 @@ class Pixels(Composite):
         count = patches.n * self.positions
         super().__init__([patches], count, patches.shape, patches.dtype, patches.device)
 
-    def without(self, bad: Tensor) -> Form:
-        """Of whole images only."""
-        raise NotImplementedError
-
     def narrowed(self, first: int, last: int) -> Form:
         """Some of the rows, written out unless they are of whole images."""
         (low, start), (high, stop) = (divmod(at, self.positions) for at in (first, last))
@@ -61,15 +57,9 @@ class Pixels(Composite):
 
     def dot(self, direction: Tensor) -> Tensor:
         """⟨conv(x, V), g⟩ pixel by pixel."""
-        p, dtype, g = self.patches, wide(self.dtype), self.patches.geometry
-        if self.dtype.is_complex or p.n == 0:
+        if self.dtype.is_complex or self.patches.n == 0:
             return super().dot(direction)
-        moved: Tensor = torch.ops.aten.convolution(
-            p.x.to(dtype), direction.to(dtype), None, g.stride, g.padding, g.dilation,
-            g.transposed, g.output_padding, g.groups,
-        )  # fmt: skip
-        each = (moved * p.grad.to(dtype)).flatten(2).sum(1).flatten()
-        return each.to(real(self.dtype))
+        return self.patches.dots_of_pixels(direction).flatten()
 
 
 def shares(form: Form, n: int) -> Tensor:

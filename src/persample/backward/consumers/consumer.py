@@ -19,6 +19,8 @@ class Consumer:
     A method that a consumer leaves out does nothing.
     """
 
+    done = False  # whether it has had the only pass that it takes
+
     def expect(self, names: Iterable[str]) -> None:
         """A use of these parameters was recorded in forward."""
 

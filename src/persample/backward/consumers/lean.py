@@ -156,8 +156,7 @@ class Lean(Consumer):
 
     def _first(self, name: str, form: Form) -> None:
         if self.ordinary:
-            ones = torch.ones(form.n, dtype=torch.float64, device=form.device)
-            self.totals[name] = form.weighted_sum(ones)
+            self.totals[name] = form.sum_of_samples()
         if self.ahead.grads:
             form = self._written(name, form)
         else:
