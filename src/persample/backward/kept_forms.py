@@ -113,7 +113,7 @@ def _summed(
     with within(context.options.budget):
         for contribution in contributions:
             _expect_dense(contribution)
-            for name, form in collector.attached(contribution, context.parameters.selected):
+            for name, form in collector.attached(contribution):
                 parts.setdefault(name, []).append(form)
         return {name: total(forms).sum_of_samples() for name, forms in parts.items()}
 
