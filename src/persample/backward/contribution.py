@@ -22,7 +22,6 @@ from ..uses import Firing, Operand, Use, version, versions
 from .elementwise_weights import scaled_back
 
 Selected = Mapping[str, Tensor]
-_LATE = (SingleSamples, Replay)  # forms that may run an operator again
 
 
 @dataclass(slots=True)
@@ -56,7 +55,7 @@ class Contribution:
             return False
         if self.firing is not None:
             return True
-        if self.form.__class__ in _LATE and _replays(self.form):
+        if _replays(self.form):
             return True
         if operand.edge is None or operand.lookup is not None:
             return False
@@ -68,6 +67,7 @@ class Contribution:
 
 
 def _replays(form: Form) -> bool:
+    """Whether an operator may be run again."""
     if isinstance(form, SingleSamples):
         return any(_replays(part) for part in form.parts.values())
     return isinstance(form, Replay)

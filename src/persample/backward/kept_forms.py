@@ -43,7 +43,8 @@ class KeptForms:
         missing = self._missing(names)
         others = [entry for entry in consumer.entries if isinstance(entry, Contribution)]
         parts = self._parts(others, missing)
-        return parts, join_waiting(consumer.waiting(), missing, parts)
+        waiting = consumer.waiting()
+        return parts, join_waiting(waiting, missing, parts) if waiting else {}
 
     def _missing(self, names: Iterable[str]) -> set[str]:
         consumer, known = self._collector.consumer, self.gradients.known

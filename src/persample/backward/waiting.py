@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from ..forms import JOINED, Form, Layer, join_layers
+from ..rules.linear import linear
 from ..uses import Firing, Operand, Use, versions
 from .contribution import Contribution
-from .rule_choice import forms_of
 
 _DTYPES = (torch.float32, torch.float64)
 
@@ -68,7 +68,7 @@ def _forms(uses: Sequence[Waiting]) -> list[Form]:
     x, grad = uses[0].watched
     if len(uses) > 1:
         x, grad = [torch.stack(side, 1) for side in zip(*[u.watched for u in uses], strict=True)]
-    forms, _ = forms_of(uses[0].use, Firing((x,), (grad,)), x.shape[0], {}, positions=False)
+    forms = linear(uses[0].use, Firing((x,), (grad,)), x.shape[0])
     return [form for form in forms if isinstance(form, Form)]
 
 
