@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -180,11 +181,9 @@ class Collector:
         parameters = self._context.parameters
         for operand in use.operands:
             operand.sources = None  # another tensor may have been in the slot then
-            ends: Sequence[Tensor | int] = [operand.owner]
-            if operand.edge is not None:
-                ends = leaves_of(operand.edge.node)
-            for end in ends:
-                name = parameters.stand(end)
+            edge = operand.edge
+            ends: Sequence[Any] = [operand.owner] if edge is None else leaves_of(edge.node)
+            for name in map(parameters.stand, ends):
                 if name is not None:
                     self._context.backward.refuse(slot_exchanged(use.place, name))
                     return True

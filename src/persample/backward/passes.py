@@ -118,8 +118,7 @@ class Passes:
             expect_unconverted(node)
         if native and node is not None and parameters.exchanged:
             # the native graph tells which of the tensors in a parameter's slot they depend on
-            for leaf in leaves_of(node):
-                name = parameters.stand(leaf)
+            for name in map(parameters.stand, leaves_of(node)):
                 if name is not None:
                     raise slot_exchanged(None, name)
         self._inputs.guess.expect_agreement(losses, self._context.n)

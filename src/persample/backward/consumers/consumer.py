@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 
 from torch import Tensor
 
@@ -104,10 +105,8 @@ class Kept(Consumer):
 
 def expanded(entries: Sequence[Contribution | Waiting]) -> list[Contribution]:
     """The contributions, also of what waits."""
-    found: list[Contribution] = []
-    for entry in entries:
-        found += entry.contributions() if isinstance(entry, Waiting) else [entry]
-    return found
+    each = [e.contributions() if isinstance(e, Waiting) else [e] for e in entries]
+    return list(chain.from_iterable(each))
 
 
 class Looped(Consumer):

@@ -222,10 +222,7 @@ class Lean(Consumer):
     def clear(self) -> None:
         """Let go of everything."""
         self.root, self.done = None, False
-        self.told.clear()
-        self.projections.clear()
-        self.given.clear()
-        for kept in (self.waiting, self.norms, self.dots, self.along, self.rows):
-            kept.clear()
-        for moment in (self.squares, self.sums, self.variances, self.totals):
-            moment.clear()
+        moments = (self.squares, self.sums, self.variances, self.totals)
+        kept = (self.waiting, self.norms, self.dots, self.along, self.rows, *moments)
+        for answers in (*kept, self.told, self.projections, self.given):
+            answers.clear()
