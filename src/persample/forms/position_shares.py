@@ -42,10 +42,8 @@ class Pixels(Composite):
         """Each row from a copy of its image."""
         rows = torch.arange(first, self.n if last is None else last, device=self.device)
         image, at, p = rows // self.positions, rows % self.positions, self.patches
-        grad = p.grad.new_zeros(rows.numel(), p.grad.shape[1], self.positions)
-        picked = p.grad.flatten(2)[image, :, at]
-        grad.scatter_(2, at.view(-1, 1, 1).expand(-1, p.grad.shape[1], 1), picked.unsqueeze(2))
-        grad = grad.view(-1, *p.grad.shape[1:])
+        others = torch.arange(self.positions, device=self.device) != at.unsqueeze(1)
+        grad = p.grad[image].masked_fill_(others.view(-1, 1, *p.grad.shape[2:]), 0)
         return Patches(p.x[image], grad, p.weight, p.geometry).wide_dense()
 
     def weighted_sum(self, c: Tensor, *, certain: bool = False) -> Tensor:
