@@ -80,9 +80,8 @@ class Kept(Consumer):
 
     def _settle(self) -> None:
         if self.waiting():
-            before = expanded(self.entries[: self._before])
-            self.entries = [*before, *expanded(self.entries[self._before :])]
-            self._before = len(before)
+            before, latest = expanded(self.entries[: self._before]), expanded(self.latest())
+            self.entries, self._before = [*before, *latest], len(before)
 
     def waiting(self) -> list[Waiting]:
         """What waits."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...errors import Mixing, Reason, here
-from ..call import Call, Result, axes, carry, elementwise, gather_colours
+from ..call import Call, Result, axes, carry, elementwise
 from ..couplings import WHY, rank
 from ..layout import Additive, Layout, Mixed, explicit, ids_of
 from ..operators import rule
@@ -67,10 +67,9 @@ def sum_to_size(call: Call) -> Result:
     """Sums whatever axes broadcasting had added."""
     x, sizes = call.arg(0), call.out.shape
     shift = x.dim() - len(sizes)
-    kept = [d >= shift and size == sizes[d - shift] for d, size in enumerate(x.shape)]
+    gone = {d for d, size in enumerate(x.shape) if d < shift or size != sizes[d - shift]}
     try:
-        places = [d - shift if stays else None for d, stays in enumerate(kept)]
-        return gather_colours(call, [(x, places)], call.out)
+        return carry(call, [(x, gone)], call.out, {d - shift for d in gone if d >= shift})
     except Mixing:
         return Additive()
 
