@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -163,7 +164,7 @@ class Collector:
             if self._sharded:
                 self._write_out(contribution)
             else:
-                consumer.take(contribution, self._parts)
+                consumer.take(contribution, self.attached)
 
     def _reaches_nobody(self, use: Use, grads: Sequence[Tensor | None]) -> bool:
         """Whether rows of no sample, or of one that was guessed, received a gradient."""
@@ -180,11 +181,9 @@ class Collector:
         parameters = self._context.parameters
         for operand in use.operands:
             operand.sources = None  # another tensor may have been in the slot then
-            ends: Sequence[Tensor | int] = [operand.owner]
-            if operand.edge is not None:
-                ends = leaves_of(operand.edge.node)
-            for end in ends:
-                name = parameters.stand(end)
+            edge = operand.edge
+            ends: Sequence[Any] = [operand.owner] if edge is None else leaves_of(edge.node)
+            for name in map(parameters.stand, ends):
                 if name is not None:
                     self._context.backward.refuse(slot_exchanged(use.place, name))
                     return True
@@ -196,10 +195,7 @@ class Collector:
         if each is None:
             self._context.backward.refuse(gone(contribution.use))
         for one in each or []:
-            self.consumer.take(one, self._parts)
-
-    def _parts(self, contribution: Contribution) -> list[tuple[str, Form]]:
-        return self.attached(contribution, self._selected)
+            self.consumer.take(one, self.attached)
 
     def _unscaled(self, grad: Tensor) -> Tensor:
         factor = self._context.backward.factor
@@ -218,10 +214,12 @@ class Collector:
     def _selected(self) -> Mapping[str, Tensor]:
         return self._context.parameters.selected
 
-    def attached(self, contribution: Contribution, names: Container[str]) -> list[tuple[str, Form]]:
-        """A contribution's form as forms of the parameters behind its operand."""
-        by_hand = self._context.user_code.by_hand
-        found = attached(contribution, names, self._selected, by_hand)
+    def attached(
+        self, contribution: Contribution, names: Container[str] | None = None
+    ) -> list[tuple[str, Form]]:
+        """A contribution's form as forms of the parameters behind its operand, all by default."""
+        by_hand, selected = self._context.user_code.by_hand, self._selected
+        found = attached(contribution, selected if names is None else names, selected, by_hand)
         if found and found[0][1].__class__ is Joint:
             self._guards.expect_deterministic(contribution.operand.edge.node, found)
         return found

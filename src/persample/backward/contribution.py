@@ -22,7 +22,6 @@ from ..uses import Firing, Operand, Use, version, versions
 from .elementwise_weights import scaled_back
 
 Selected = Mapping[str, Tensor]
-_LATE = (SingleSamples, Replay)  # forms that may run an operator again
 
 
 @dataclass(slots=True)
@@ -56,7 +55,7 @@ class Contribution:
             return False
         if self.firing is not None:
             return True
-        if self.form.__class__ in _LATE and _replays(self.form):
+        if _replays(self.form):
             return True
         if operand.edge is None or operand.lookup is not None:
             return False
@@ -68,6 +67,7 @@ class Contribution:
 
 
 def _replays(form: Form) -> bool:
+    """Whether an operator may be run again."""
     if isinstance(form, SingleSamples):
         return any(_replays(part) for part in form.parts.values())
     return isinstance(form, Replay)
@@ -180,9 +180,12 @@ def _passes(node: Any, by_hand: Collection[Any]) -> bool:
 def table_behind(operand: Operand, selected: Selected) -> Operand:
     """The table behind a look-up, as an operand of its own."""
     assert operand.lookup is not None
-    name = operand.lookup.name
+    return _of_parameter(operand.position, operand.lookup.name, selected)
+
+
+def _of_parameter(position: int, name: str, selected: Selected) -> Operand:
     value = selected[name].detach()
-    return Operand(operand.position, value, name, version(value))
+    return Operand(position, value, name, version(value))
 
 
 def crosses(edge: Any) -> bool:
@@ -205,8 +208,7 @@ def written_out(entry: Contribution, selected: Selected) -> list[Contribution] |
     for name, form in attached(entry, set(needed), selected):
         if entry.operand.view is None and isinstance(form, (Part, Picked, Pullback, Scaled)):
             form = Dense(form.wide_dense())
-        value = selected[name].detach()
-        operand = Operand(entry.operand.position, value, name, version(value))
+        operand = _of_parameter(entry.operand.position, name, selected)
         found.append(Contribution(entry.use, operand, form, entry.rule, entry.firing))
     return found
 

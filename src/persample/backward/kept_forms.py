@@ -40,16 +40,11 @@ class KeptForms:
         consumer = self._collector.consumer
         if not isinstance(consumer, Kept):
             return self.uses(names), {}
-        missing, entries = self._missing(names), consumer.entries
-        others = [entry for entry in entries if isinstance(entry, Contribution)]
+        missing = self._missing(names)
+        others = [entry for entry in consumer.entries if isinstance(entry, Contribution)]
         parts = self._parts(others, missing)
-        if len(others) == len(entries):
-            return parts, {}
-        joined, found, left = join_waiting(consumer.waiting(), missing, parts)
-        parts.update({name: [form] for name, form in found.items()})
-        for name, forms in self._parts(expanded(left), missing).items() if left else ():
-            parts[name] = parts.get(name, []) + forms
-        return parts, joined
+        waiting = consumer.waiting()
+        return parts, join_waiting(waiting, missing, parts) if waiting else {}
 
     def _missing(self, names: Iterable[str]) -> set[str]:
         consumer, known = self._collector.consumer, self.gradients.known
@@ -119,14 +114,9 @@ def _summed(
     with within(context.options.budget):
         for contribution in contributions:
             _expect_dense(contribution)
-            for name, form in collector.attached(contribution, context.parameters.selected):
+            for name, form in collector.attached(contribution):
                 parts.setdefault(name, []).append(form)
-        return {name: _ones_sum(total(forms)) for name, forms in parts.items()}
-
-
-def _ones_sum(form: Form) -> Tensor:
-    """Σᵢ gᵢ."""
-    return form.weighted_sum(torch.ones(form.n, dtype=torch.float64, device=form.device))
+        return {name: total(forms).sum_of_samples() for name, forms in parts.items()}
 
 
 def _expect_dense(contribution: Contribution) -> None:

@@ -61,7 +61,7 @@ class Passes:
         with torch._C.DisableTorchFunction():
             self._expect_recordable(losses)
             proof = self._prove(losses)
-        self._expect_possible()
+        expect_possible(self._context, done=self._collector.consumer.done)
         if proof is None:  # recomputation has to see the recorder here, too
             self._loop(losses, retain_graph)
             return
@@ -118,15 +118,10 @@ class Passes:
             expect_unconverted(node)
         if native and node is not None and parameters.exchanged:
             # the native graph tells which of the tensors in a parameter's slot they depend on
-            for leaf in leaves_of(node):
-                name = parameters.stand(leaf)
+            for name in map(parameters.stand, leaves_of(node)):
                 if name is not None:
                     raise slot_exchanged(None, name)
         self._inputs.guess.expect_agreement(losses, self._context.n)
-
-    def _expect_possible(self) -> None:
-        consumer = self._collector.consumer
-        expect_possible(self._context, done=isinstance(consumer, Lean) and consumer.done)
 
     def _expect_joined(self, before: tuple[bool, list[Tensor | None]]) -> None:
         """Refuse a pass from a second batch, and leave everything as it was."""
@@ -269,7 +264,7 @@ class Passes:
     ) -> None:
         """Back-propagate from given roots, and hand every use's gradients to a consumer."""
         self._context.parameters.expect_no_hooks()
-        self._expect_possible()
+        expect_possible(self._context, done=self._collector.consumer.done)
         nodes = [root.node for root in roots if isinstance(root, GradientEdge)]
         unfollowed = expect_followed(self._context, nodes)
         if unfollowed is not None:

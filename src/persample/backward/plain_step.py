@@ -27,8 +27,8 @@ class PlainStep:
 
     def __init__(self, losses: Tensor, parameters: Iterable[Tensor]) -> None:
         self._elsewhere = {_memory(parameter)[0] for parameter in parameters}
-        self._sizes: dict[int, int] = {}
-        self._last: dict[int, int] = {}  # the node that frees it; later nodes have lower numbers
+        # bytes of each memory, and the node that frees it: later nodes have lower numbers
+        self._held: dict[int, tuple[int, int]] = {}
         self._gradients: list[tuple[int, int]] = []  # what each node is given and makes
         self._hooked = False  # what is saved may be elsewhere, or be computed again
         for node in nodes_of(losses.grad_fn):
@@ -57,8 +57,7 @@ class PlainStep:
         for tensor in tensors:
             at, size = _memory(tensor)
             if at not in self._elsewhere:
-                self._sizes[at] = size
-                self._last[at] = min(number, self._last.get(at, number))
+                self._held[at] = size, min(number, self._held.get(at, (0, number))[1])
 
     def bring(self, saved: Iterable[Tensor]) -> None:
         """The arguments of a use, from its tap: they were there before the pass began."""
@@ -70,10 +69,10 @@ class PlainStep:
         """Bytes at the highest point; 0 where code of the user's keeps what forward saved."""
         if self._hooked:
             return 0
-        held, freed = sum(self._sizes.values()), Counter[int]()
-        highest = held
-        for at, number in self._last.items():
-            freed[number] += self._sizes[at]
+        freed = Counter[int]()
+        for size, number in self._held.values():
+            freed[number] += size
+        highest = held = freed.total()
         for number, passing in sorted(self._gradients, reverse=True):
             highest = max(highest, held + passing)
             held -= freed[number]

@@ -78,29 +78,23 @@ def _of_gradient(use: Use, firing: Firing, n: int) -> tuple[Forms, str]:
 
 def _the_only(use: Use) -> int | None:
     """The sample that all data and results of a use belong to as a whole."""
-    found: set[int] = set()
-    for layout in (*use.out_layouts, *use.kind.layouts):
-        if layout is None:
-            continue
-        if layout.ids is None or layout.ids.numel() != 1:
-            return None
-        found.add(int(layout.ids))
+    every = [each.ids for each in (*use.out_layouts, *use.kind.layouts) if each is not None]
+    found = {-1 if ids is None or ids.numel() != 1 else int(ids) for ids in every}
     return found.pop() if len(found) == 1 and min(found) >= 0 else None
 
 
 def _of_one(use: Use) -> Use:
     """The same use, as if its sample were the only one."""
-    kind = dataclasses.replace(use.kind, layouts=[_first(a) for a in use.kind.layouts])
     same = copy.copy(use)
-    same.kind = kind
-    layouts = [Layout(0, 1, torch.zeros_like(a.ids)) for a in use.out_layouts if a.ids is not None]
-    same.tapped = dataclasses.replace(use.tapped, layouts=layouts)
+    data = [None if each is None else _first(each) for each in use.kind.layouts]
+    same.kind = dataclasses.replace(use.kind, layouts=data)
+    outs = [_first(each) for each in use.out_layouts]
+    same.tapped = dataclasses.replace(use.tapped, layouts=outs)
     return same
 
 
-def _first(layout: Layout | None) -> Layout | None:
-    if layout is None or layout.ids is None:
-        return None
+def _first(layout: Layout) -> Layout:
+    assert layout.ids is not None
     return Layout(0, 1, torch.zeros_like(layout.ids))
 
 

@@ -52,7 +52,7 @@ def run_backward(
 ) -> None:
     """A plain ``backward()`` inside the block."""
     given = _given(args, kwargs)
-    roots, starts = _roots(args, kwargs)
+    roots, starts = _roots(given)
     seeds = starts[0] if starts else None
     retain = bool(given.get("retain_graph")) or bool(given.get("create_graph"))
     if given.get("inputs") is not None:
@@ -82,8 +82,7 @@ def _given(args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
-def _roots(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Tensor], list[Any]]:
-    given = _given(args, kwargs)
+def _roots(given: dict[str, Any]) -> tuple[list[Tensor], list[Any]]:
     return _listed(given.get("tensors")), _listed(given.get("grad_tensors"))
 
 
@@ -136,10 +135,12 @@ def _one_seed_at_a_time(context: Context, given: dict[str, Any]) -> Any:
     count = next(len(seed) for seed in seeds if seed is not None)
     with context.mode if context.backward.busy else watching(context.mode):
         for k in range(count):
-            now = {**given, "grad_outputs": [None if s is None else s[k] for s in seeds]}
-            now["is_grads_batched"] = False
-            now["retain_graph"] = True if k < count - 1 else given.get("retain_graph")
-            rows.append(torch.autograd.grad(**now))
+            one = {
+                "grad_outputs": [None if seed is None else seed[k] for seed in seeds],
+                "is_grads_batched": False,
+                "retain_graph": True if k < count - 1 else given.get("retain_graph"),
+            }
+            rows.append(torch.autograd.grad(**{**given, **one}))
         columns = zip(*rows, strict=True)
         return tuple(None if each[0] is None else torch.stack(each) for each in columns)
 
@@ -156,7 +157,7 @@ def run_nested(context: Context, func: Any, args: Sequence[Any], kwargs: dict[st
     Taps of the recomputation are listened to. What arrives at leaves is theirs to be returned.
     """
     with context.mode:
-        roots, seeds = _roots(args, kwargs)
+        roots, seeds = _roots(_given(args, kwargs))
         if called_by(_CHECKPOINT):
             _expect_apart(context, roots, seeds)
             entered(func)(*args, **kwargs)
@@ -190,16 +191,15 @@ def _expect_apart(context: Context, roots: list[Any], seeds: list[Any]) -> None:
     with torch._C.DisableTorchFunction():
         for root, seed in zip(roots, seeds, strict=True):
             state = context.look(root)
-            if not isinstance(state, Mixed) or seed is None or not bool(seed.any()):
-                continue
-            context.backward.refuse(
-                MixedSamplesError(
-                    "samples interact where a reentrant checkpoint runs again",
-                    where=state.reason.where(),
-                    why=state.reason.why,
-                    fix="checkpoint(..., use_reentrant=False) everywhere",
+            if isinstance(state, Mixed) and seed is not None and bool(seed.any()):
+                context.backward.refuse(
+                    MixedSamplesError(
+                        "samples interact where a reentrant checkpoint runs again",
+                        where=state.reason.where(),
+                        why=state.reason.why,
+                        fix="checkpoint(..., use_reentrant=False) everywhere",
+                    )
                 )
-            )
 
 
 @contextlib.contextmanager
@@ -235,9 +235,8 @@ def _apart(context: Context, roots: list[Any], seeds: list[Any]) -> bool:
         start = None if seed is None else context.look(seed)
         if isinstance(state, Constant | None) and isinstance(start, Constant | None):
             continue  # it leads to no sample and to no parameter
-        if not isinstance(state, (Layout, Additive)):
-            return False
-        if start is not None and not same(start, state):
+        apart = isinstance(state, (Layout, Additive))
+        if not apart or (start is not None and not same(start, state)):
             return False
     return True
 

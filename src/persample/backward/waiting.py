@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..forms import JOINED, Dense, Form, Layer, Outer, join_layers
+from ..forms import JOINED, Form, Layer, join_layers
+from ..rules.linear import linear
 from ..uses import Firing, Operand, Use, versions
 from .contribution import Contribution
-from .rule_choice import forms_of
 
 _DTYPES = (torch.float32, torch.float64)
 
@@ -47,12 +47,9 @@ class Waiting:
 
     def contributions(self) -> list[Contribution]:
         """Its forms, as if it had not waited."""
-        x, grad = self.watched
-        forms, rule = forms_of(self.use, Firing((x,), (grad,)), x.shape[0], {}, positions=False)
         found = []
-        for operand, form in zip(self.use.operands, forms, strict=True):
-            assert isinstance(form, Form)
-            found.append(Contribution(self.use, operand, form, rule, None))
+        for operand, form in zip(self.use.operands, _forms([self]), strict=True):
+            found.append(Contribution(self.use, operand, form, self.use.operator, None))
             found[-1].keep()
         return found
 
@@ -67,38 +64,35 @@ def wait(use: Use, x: Tensor, grad: Tensor | None, n: int | None) -> Waiting | N
 
 
 def _forms(uses: Sequence[Waiting]) -> list[Form]:
-    """Of a layer's weight and bias: every use of the layer is a position."""
+    """Of a layer's weight and bias, by its rule: every use of the layer is a position."""
     x, grad = uses[0].watched
     if len(uses) > 1:
         x, grad = [torch.stack(side, 1) for side in zip(*[u.watched for u in uses], strict=True)]
-    weight, *bias = uses[0].use.operands
-    found: list[Form] = [Outer(grad, x, weight.value.shape)]
-    return [*found, Dense(grad if len(uses) == 1 else grad.sum(1))] if bias else found
+    forms = linear(uses[0].use, Firing((x,), (grad,)), x.shape[0])
+    return [form for form in forms if isinstance(form, Form)]
 
 
 def join_waiting(
-    waiting: Iterable[Waiting], missing: set[str], used: Collection[str]
-) -> tuple[dict[str, Form], dict[str, Form], list[Waiting]]:
-    """Layers side by side, forms of others, and what is left, of parameters that are ``missing``.
+    waiting: Iterable[Waiting], missing: set[str], parts: dict[str, list[Form]]
+) -> dict[str, Form]:
+    """Layers side by side, of parameters that are ``missing``.
 
-    What is left has parameters that several layers have, or that are ``used`` otherwise.
+    What has several uses, or parameters of other layers or ``parts``, is added to these.
     """
     layers: dict[tuple[str, ...], list[Waiting]] = {}
     for one in waiting:
         names = tuple([operand.name or "" for operand in one.use.operands])
         layers.setdefault(names, []).append(one)
-    free, each = missing.difference(used), list(chain.from_iterable(layers))
+    free, each = missing.difference(parts), list(chain.from_iterable(layers))
     if len(set(each)) < len(each):
         free -= {name for name, count in Counter(each).items() if count > 1}
     once: list[Layer] = []
-    forms: dict[str, Form] = {}
-    left: list[Waiting] = []
     for names, uses in layers.items():
-        if not free.issuperset(names):
-            left += [] if missing.isdisjoint(names) else uses
-        elif len(uses) > 1 or len(layers) == 1:
-            forms.update(zip(names, _forms(uses), strict=True))
-        else:
+        if len(uses) == 1 and free.issuperset(names):
             x, grad = uses[0].watched
             once.append((grad, x, names))
-    return join_layers(once), forms, left
+        else:
+            for name, form in zip(names, _forms(uses), strict=True):
+                if name in missing:
+                    parts.setdefault(name, []).append(form)
+    return join_layers(once) if once else {}

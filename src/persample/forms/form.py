@@ -239,6 +239,14 @@ class Form:
             total += torch.tensordot(c[first:last].to(rows.dtype), rows, 1)
         return total
 
+    def sum_of_samples(self) -> Tensor:
+        """Σᵢ gᵢ."""
+        return self.weighted_sum(torch.ones(self.n, dtype=torch.float64, device=self.device))
+
+    def add_sum(self, out: Tensor, c: Tensor, *, certain: bool = False) -> Tensor:
+        """The same added to what is there."""
+        return out.add_(self.weighted_sum(c, certain=certain))
+
     def cut(self, first: int, last: int) -> Form | None:
         """The gradients of a part of the tensor, along its first axis; None if it cannot be cut."""
         return None

@@ -44,16 +44,15 @@ class Gradients:
         """Those of some parameters."""
         known = self.known
         for name, found in uses.items():
-            known[name] = found[0] if len(found) == 1 else total(found)
+            known[name] = total(found)
         return {name: known[name] for name in names if name in known}
 
     def written(self, names: Iterable[str], uses: Uses) -> dict[str, Form]:
         """The same where rows will be looked at: what is behind derived tensors is written out."""
         forms = self.forms(names, uses)
-        if found := pull_back_together(forms):
-            self.known.update(found)
-            forms |= found
-        return forms
+        found = pull_back_together(forms)
+        self.known.update(found)
+        return forms | found
 
     def sq_norms(
         self, groups: Names, uses: Uses, joined: dict[str, Form], n: int, device: torch.device

@@ -168,6 +168,11 @@ class Part(Mapped):
         """The view's sum in its place."""
         return self._place(self.form.weighted_sum(c, certain=certain))
 
+    def add_sum(self, out: Tensor, c: Tensor, *, certain: bool = False) -> Tensor:
+        """To its place alone."""
+        self.region(out).add_(self.form.weighted_sum(c, certain=certain))
+        return out
+
     def _place(self, value: Tensor) -> Tensor:
         """Zeros with a value of the view, or rows of such, in its place."""
         out = value.new_zeros((*value.shape[: value.dim() - len(self.view)], *self.shape))

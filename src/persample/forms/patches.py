@@ -199,17 +199,20 @@ class Patches(Form):
         """⟨conv(x, V), g⟩ image by image."""
         if self.dtype.is_complex or self.n == 0:
             return super().dot(direction)
-        dtype, g = wide(self.dtype), self.geometry
         copies = self._copies(self.grad.numel())
         if self.n > 1 and copies > scratch():
             runs = spans(self.n, copies // self.n)
             return torch.cat([self.narrowed(*run).dot(direction) for run in runs])
+        return self.dots_of_pixels(direction).view(self.n, -1).sum(1)
+
+    def dots_of_pixels(self, direction: Tensor) -> Tensor:
+        """The same for every image and pixel of the output."""
+        dtype, g = wide(self.dtype), self.geometry
         moved: Tensor = torch.ops.aten.convolution(
             self.x.to(dtype), direction.to(dtype), None, g.stride, g.padding, g.dilation,
             g.transposed, g.output_padding, g.groups,
         )  # fmt: skip
-        each: Tensor = (moved * self.grad.to(dtype)).flatten(1).sum(1)
-        return each.view(self.n, self.images).sum(1)
+        return (moved * self.grad.to(dtype)).sum(1)
 
     def _copies(self, elements: int) -> int:
         """Scratch memory for two tensors of so many elements, and for widened factors."""

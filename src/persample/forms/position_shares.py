@@ -31,10 +31,6 @@ class Pixels(Composite):
         count = patches.n * self.positions
         super().__init__([patches], count, patches.shape, patches.dtype, patches.device)
 
-    def without(self, bad: Tensor) -> Form:
-        """Of whole images only."""
-        raise NotImplementedError
-
     def narrowed(self, first: int, last: int) -> Form:
         """Some of the rows, written out unless they are of whole images."""
         (low, start), (high, stop) = (divmod(at, self.positions) for at in (first, last))
@@ -46,10 +42,8 @@ class Pixels(Composite):
         """Each row from a copy of its image."""
         rows = torch.arange(first, self.n if last is None else last, device=self.device)
         image, at, p = rows // self.positions, rows % self.positions, self.patches
-        grad = p.grad.new_zeros(rows.numel(), p.grad.shape[1], self.positions)
-        picked = p.grad.flatten(2)[image, :, at]
-        grad.scatter_(2, at.view(-1, 1, 1).expand(-1, p.grad.shape[1], 1), picked.unsqueeze(2))
-        grad = grad.view(-1, *p.grad.shape[1:])
+        others = torch.arange(self.positions, device=self.device) != at.unsqueeze(1)
+        grad = p.grad[image].masked_fill_(others.view(-1, 1, *p.grad.shape[2:]), 0)
         return Patches(p.x[image], grad, p.weight, p.geometry).wide_dense()
 
     def weighted_sum(self, c: Tensor, *, certain: bool = False) -> Tensor:
@@ -61,15 +55,9 @@ class Pixels(Composite):
 
     def dot(self, direction: Tensor) -> Tensor:
         """⟨conv(x, V), g⟩ pixel by pixel."""
-        p, dtype, g = self.patches, wide(self.dtype), self.patches.geometry
-        if self.dtype.is_complex or p.n == 0:
+        if self.dtype.is_complex or self.patches.n == 0:
             return super().dot(direction)
-        moved: Tensor = torch.ops.aten.convolution(
-            p.x.to(dtype), direction.to(dtype), None, g.stride, g.padding, g.dilation,
-            g.transposed, g.output_padding, g.groups,
-        )  # fmt: skip
-        each = (moved * p.grad.to(dtype)).flatten(2).sum(1).flatten()
-        return each.to(real(self.dtype))
+        return self.patches.dots_of_pixels(direction).flatten()
 
 
 def shares(form: Form, n: int) -> Tensor:

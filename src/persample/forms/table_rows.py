@@ -43,10 +43,6 @@ class Rows(TableRows):
         values = self.values.masked_fill(mask, 0)
         return Rows(None if self.even else self.sample, self.index, values, self.n, self.shape)
 
-    def owns(self, rows: Tensor) -> bool:
-        """Sums are new memory."""
-        return False
-
     def wide_dense(self, first: int = 0, last: int | None = None) -> Tensor:
         """Rows added into zeros, in float32 at least."""
         count = (self.n if last is None else last) - first
@@ -59,13 +55,7 @@ class Rows(TableRows):
         if first or (last is not None and last != self.n):
             part = self.narrowed(first, self.n if last is None else last)
         flat, values = out.view(part.n * self.shape[0], self.shape[1]), part.values.to(out.dtype)
-        if not part.even or values.nbytes <= _RUN:
-            flat.index_add_(0, part.keys(), values)
-            return out
-        index, starts, each = *part._index_and_starts(), part.each()
-        for start, stop in spans(part.n, each * self.shape[1] * out.element_size(), _RUN):
-            some = slice(start * each, stop * each)
-            flat.index_add_(0, (index[start:stop] + starts[start:stop]).view(-1), values[some])
+        flat.index_add_(0, part.keys(), values)
         return out
 
     def write(self, out: Tensor) -> Tensor:
@@ -106,8 +96,8 @@ class Rows(TableRows):
         """One index_add."""
         return self.add_sum(zeros(self.shape, wide(self.dtype), self.device), c)
 
-    def add_sum(self, out: Tensor, c: Tensor) -> Tensor:
-        """Σᵢ cᵢ gᵢ added to what is there."""
+    def add_sum(self, out: Tensor, c: Tensor, *, certain: bool = False) -> Tensor:
+        """Straight into their places."""
         c, each = c.to(out.dtype), self.each() if self.even else 1
         weights = (c if self.even else c[self.sample]).view(-1, 1, 1)
         values = self.values.view(weights.shape[0], each, self.values.shape[1])

@@ -65,23 +65,14 @@ class Total(Composite):
         return out
 
     def weighted_sum(self, c: Tensor, *, certain: bool = False) -> Tensor:
-        """Linear: the parts' sums, added; those of pieces are added to their places."""
-        pair = self.tied()
-        if pair is not None and wide(pair[0].dtype) == wide(pair[1].dtype):
-            rows, outer = pair
-            return rows.add_sum(outer.weighted_sum(c), c)
+        """Linear: the parts' sums, added in place; those of pieces and of a table's rows last."""
         if certain and any(_rounded_unseen(form) for form in self.forms):
             return super().weighted_sum(c)  # the very rows that the norms were computed from
-
-        parts = [f for f in self.forms if isinstance(f, Part)]
-        others = [f for f in self.forms if not isinstance(f, Part)]
-        whole = [f.weighted_sum(c, certain=certain) for f in others]
-        if not parts:
-            return add_all(whole)
-        out = torch.zeros(self.shape, dtype=wide(self.dtype), device=self.device)
-        out = add_all([out, *whole])
-        for part in parts:
-            part.region(out).add_(part.form.weighted_sum(c, certain=certain))
+        main, *others = sorted(self.forms, key=lambda form: isinstance(form, (Part, Rows)))
+        out = main.weighted_sum(c, certain=certain).to(wide(self.dtype)).contiguous()
+        out = out.clone() if _rounded_unseen(main) else out  # code of the user's may keep it
+        for form in others:
+            form.add_sum(out, c, certain=certain)
         return out
 
     def dot(self, direction: Tensor) -> Tensor:

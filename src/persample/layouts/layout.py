@@ -13,6 +13,7 @@ colour i has been computed from elements of colour i and constants only. If the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -157,12 +158,19 @@ def by_position(ids: Tensor, n: int) -> Layout | None:
     """Ids in closed form, if those that are known agree with one: a guess for the others."""
     axes = [d for d, size in enumerate(ids.shape) if size != 1]
     for axis in axes:
-        top = ids.amax([d for d in axes if d != axis], keepdim=True) if len(axes) > 1 else ids
-        if bool(((ids == top) | (ids < 0)).all()):
-            inner = _closed_form(top.flatten(), n, bold=True)
-            if inner is not None:
-                return closed(axis, inner)
+        top = one_colour(ids, [d for d in axes if d != axis])
+        inner = None if top is None else _closed_form(top.flatten(), n, bold=True)
+        if inner is not None:
+            return closed(axis, inner)
     return None
+
+
+def one_colour(ids: Tensor, axes: list[int]) -> Tensor | None:
+    """The colour of everything along some axes, if there is one besides constants."""
+    if math.prod(ids.shape[d] for d in axes) == 1:
+        return ids
+    top = ids.amax(axes, keepdim=True)
+    return top if bool(((ids == top) | (ids < 0)).all()) else None
 
 
 def ids_of(layout: Layout, shape: Shape, n: int, device: torch.device) -> Tensor:
@@ -187,7 +195,10 @@ def remap(layout: Layout, places: Sequence[int | None], rank: int) -> Layout:
     kept = sorted((place, d) for d, place in enumerate(places) if place is not None)
     lost = [d for d, place in enumerate(places) if place is None]
     for d in lost:
-        ids = _one_colour(ids, d)
+        found = one_colour(ids, [d]) if ids.shape[d] else None
+        if found is None:
+            raise Mixing("the operator acts across an axis that holds samples")
+        ids = found
     view = [1] * rank
     for place, d in kept:
         view[place] = ids.shape[d]
@@ -203,17 +214,6 @@ def place(layout: Layout, shape: Shape, places: Sequence[int | None], out: Shape
                 f"the axis that holds the samples changes from {size} to {out[moved.axis]}"
             )
     return moved
-
-
-def _one_colour(ids: Tensor, axis: int) -> Tensor:
-    """The colour of everything along an axis that an operator works along."""
-    if ids.shape[axis] == 1:
-        return ids
-    if ids.shape[axis]:
-        top = ids.amax(axis, keepdim=True)
-        if bool(((ids == top) | (ids < 0)).all()):
-            return top
-    raise Mixing("the operator acts across an axis that holds samples")
 
 
 def align(layout: Layout, shape: Shape, out: Shape, n: int) -> Layout:

@@ -125,8 +125,8 @@ def _special(operator: Operator, call: Call, coloured: Coloured) -> Result | lis
         if not real and isinstance(state, Layout) and state.coupled is not None:
             state = state if operator.name in _FOLLOWED else Mixed(state.coupled)
         if operator.routes and not isinstance(state, Layout) and not tensor.requires_grad:
-            index = operator.constant or not (call.args and tensor is call.args[0])
-            index = index or operator.name in READS  # a table of the whole batch
+            table = operator.name in READS  # of the whole batch
+            index = operator.constant or table or not (call.args and tensor is call.args[0])
             if index and not real:
                 chosen.append((tensor, state))  # an index: what it chooses is read off its values
                 continue

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import Mixing
-from .layout import Layout, Shape, closed, disagree, explicit, ids_of
+from .layout import Layout, Shape, closed, disagree, explicit, ids_of, one_colour
 
 
 def reshape(layout: Layout, old: Shape, new: Shape, n: int, device: torch.device) -> Layout:
@@ -122,9 +122,8 @@ def _on_one_axis(ids: Tensor, n: int) -> Tensor:
     if len(wide) < 2 or not bool((ids < 0).any()):
         return ids
     for axis in wide:
-        top = ids.amax([d for d in wide if d != axis], keepdim=True)
-        known = bool(((ids == top) | (ids < 0)).all() & (top >= 0).all())
-        if known and torch.unique(top).numel() == n:
+        top = one_colour(ids, [d for d in wide if d != axis])
+        if top is not None and bool((top >= 0).all()) and torch.unique(top).numel() == n:
             return top
     return ids
 

@@ -73,14 +73,12 @@ def unbroadcast_rows(grad: Tensor, layout: Layout, operand: Operand, n: int) -> 
 
 def _closed(grad: Tensor, layout: Layout, over: list[int], n: int, dtype: torch.dtype) -> Tensor:
     axis, inner = layout.axis, layout.inner
-    if grad.shape[axis] == n:
-        dims = [d for d in over if d != axis]
-        rows = grad.sum(dims, dtype=dtype) if dims else grad.to(dtype)
-        return rows.movedim(axis - sum(d < axis for d in dims), 0)
     outer = grad.shape[axis] // (n * inner)
     split = grad.reshape(*grad.shape[:axis], outer, n, inner, *grad.shape[axis + 1 :])
-    dims = [axis, axis + 2] + [d if d < axis else d + 2 for d in over if d != axis]
-    return split.sum(dims, dtype=dtype).movedim(axis - sum(d < axis for d in dims if d < axis), 0)
+    every = [axis, axis + 2] + [d if d < axis else d + 2 for d in over if d != axis]
+    dims = [d for d in every if split.shape[d] != 1]
+    rows = split.sum(dims, keepdim=True, dtype=dtype) if dims else split.to(dtype)
+    return rows.movedim(axis + 1, 0)
 
 
 def _ragged(grad: Tensor, layout: Layout, over: list[int], n: int, dtype: torch.dtype) -> Tensor:

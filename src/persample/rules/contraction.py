@@ -78,8 +78,6 @@ def _drop_repeated(
 def _check(x: Tensor, data: str, weight: Tensor, mine: str, grad: Tensor, out: str) -> None:
     sizes: dict[str, int] = {}
     for tensor, letters in ((x, data), (weight, mine), (grad, out)):
-        if len(set(letters)) != len(letters) or tensor.dim() != len(letters):
-            raise Unsuited
         for letter, size in zip(letters, tensor.shape, strict=True):
             if sizes.setdefault(letter, size) != size:
                 raise Unsuited

@@ -32,8 +32,7 @@ def _images(x: Tensor, layout: Layout, n: int) -> tuple[Tensor, int]:
         raise Unsuited
     inner = layout.inner
     outer = x.shape[0] // (n * inner)
-    if outer > 1:
-        x = x.reshape(outer, n, inner, *x.shape[1:]).transpose(0, 1).flatten(0, 2)
+    x = x.reshape(outer, n, inner, *x.shape[1:]).transpose(0, 1).flatten(0, 2)
     return x, outer * inner
 
 

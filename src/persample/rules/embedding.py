@@ -86,22 +86,17 @@ def embedding_bag(use: Use, firing: Firing, n: int) -> Forms:
             raise Unsuited  # the same indices for all samples: there is nothing to count alone
         rows = row_ids(grad, layout, n, 1)
         return [Dense(_alone(weight, index, offsets, mode, scales, padding, grad, rows, n))]
-    bags = grad.shape[0]
-    starts = offsets[:bags].to(torch.long)
+    starts = offsets[: grad.shape[0]].to(torch.long)
     rows = torch.arange(index.shape[0], device=index.device)
     bag = torch.searchsorted(starts, rows, right=True) - 1
-    sample = row_ids(grad, layout, n, 1)[bag]
-    keep, kept = sample >= 0, _kept(index, padding)
-    keep = keep if kept is None else keep & kept
-    values = grad[bag]
+    values, kept = grad[bag], _kept(index, padding)
     if scales is not None:
         values = values * scales.unsqueeze(1)
     if mode == 1:
-        sizes = torch.zeros(bags, dtype=grad.dtype, device=grad.device)
-        sizes.index_add_(0, bag, keep.to(grad.dtype))
+        sizes = torch.bincount(bag if kept is None else bag[kept], minlength=grad.shape[0])
         values = values / sizes.clamp(min=1)[bag].unsqueeze(1)
-    values = values.masked_fill(~keep.unsqueeze(1), 0)
-    return [Rows(sample.clamp(min=0), index.to(torch.long), values, n, weight.shape)]
+    where = Layout(0, 1, row_ids(grad, layout, n, 1)[bag].unsqueeze(1))
+    return [table_rows(where, index, values, n, weight.shape, padding)]
 
 
 def _alone(

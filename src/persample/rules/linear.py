@@ -8,7 +8,7 @@ from torch import Tensor
 from ..forms import Dense, Form, Outer, Part, Pieces, Replay, wide
 from ..layouts import Layout, place_in_groups, product_equation, remap, spell_terms
 from ..uses import Firing, Operand, Use
-from .broadcast import unbroadcast, unbroadcast_rows
+from .broadcast import unbroadcast
 from .contraction import contraction, of_term
 from .table import (
     Forms,
@@ -116,11 +116,7 @@ def addmm(use: Use, firing: Firing, n: int) -> Forms:
     for operand in use.operands:
         if operand.value is base:
             seed = grad * beta if beta != 1 else grad
-            plain = layout.ids is None and layout.axis < grad.dim() - 1
-            if plain and base.shape == grad.shape[-1:]:  # a bias of every row
-                found.append(_shift(factor(seed, layout, n), seed, layout, operand, n))
-            else:
-                found.append(Dense(unbroadcast_rows(seed, layout, operand, n)))
+            found.append(unbroadcast(seed, layout, operand, n))
         else:
             scaled = grad * alpha if alpha != 1 else grad
             found.append(_product(a, b, operand, scaled, layout, n))

@@ -61,15 +61,13 @@ def only_operand(use: Use, value: object = None) -> Operand:
 def by_sample(x: Tensor, layout: Layout, n: int, keep: int) -> Tensor:
     """(n, t, *last ``keep`` axes); rows of no sample must be zero and are dropped."""
     lead = x.dim() - keep
+    if max(layout.axes, default=0) >= lead:
+        raise Unsuited
     if layout.ids is not None:
-        if any(d >= lead for d in layout.axes) or lead <= 0:
-            raise Unsuited
         if n == 1 and layout.ids.numel() == 1:
             return x.reshape(1, math.prod(x.shape[:lead]), *x.shape[lead:])
         return _rows_by_id(x, layout, n, lead)
     axis, inner = layout.axis, layout.inner
-    if axis >= lead:
-        raise Unsuited
     size = x.shape[axis]
     if axis == 0 and size == n and n and lead <= 2:
         return x if lead == 2 else x.unsqueeze(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 
 from torch import Tensor
 
@@ -18,6 +19,8 @@ class Consumer:
 
     A method that a consumer leaves out does nothing.
     """
+
+    done = False  # whether it has had the only pass that it takes
 
     def expect(self, names: Iterable[str]) -> None:
         """A use of these parameters was recorded in forward."""
@@ -77,9 +80,8 @@ class Kept(Consumer):
 
     def _settle(self) -> None:
         if self.waiting():
-            before = expanded(self.entries[: self._before])
-            self.entries = [*before, *expanded(self.entries[self._before :])]
-            self._before = len(before)
+            before, latest = expanded(self.entries[: self._before]), expanded(self.latest())
+            self.entries, self._before = [*before, *latest], len(before)
 
     def waiting(self) -> list[Waiting]:
         """What waits."""
@@ -102,10 +104,8 @@ class Kept(Consumer):
 
 def expanded(entries: Sequence[Contribution | Waiting]) -> list[Contribution]:
     """The contributions, also of what waits."""
-    found: list[Contribution] = []
-    for entry in entries:
-        found += entry.contributions() if isinstance(entry, Waiting) else [entry]
-    return found
+    each = [e.contributions() if isinstance(e, Waiting) else [e] for e in entries]
+    return list(chain.from_iterable(each))
 
 
 class Looped(Consumer):

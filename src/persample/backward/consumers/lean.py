@@ -156,8 +156,7 @@ class Lean(Consumer):
 
     def _first(self, name: str, form: Form) -> None:
         if self.ordinary:
-            ones = torch.ones(form.n, dtype=torch.float64, device=form.device)
-            self.totals[name] = form.weighted_sum(ones)
+            self.totals[name] = form.sum_of_samples()
         if self.ahead.grads:
             form = self._written(name, form)
         else:
@@ -223,10 +222,7 @@ class Lean(Consumer):
     def clear(self) -> None:
         """Let go of everything."""
         self.root, self.done = None, False
-        self.told.clear()
-        self.projections.clear()
-        self.given.clear()
-        for kept in (self.waiting, self.norms, self.dots, self.along, self.rows):
-            kept.clear()
-        for moment in (self.squares, self.sums, self.variances, self.totals):
-            moment.clear()
+        moments = (self.squares, self.sums, self.variances, self.totals)
+        kept = (self.waiting, self.norms, self.dots, self.along, self.rows, *moments)
+        for answers in (*kept, self.told, self.projections, self.given):
+            answers.clear()

@@ -56,8 +56,6 @@ def _walk_shared_graphs(forms: Mapping[str, Form]) -> dict[str, Form]:
             mine = [part for part in _parts(form) if isinstance(part, Pullback)]
             if mine:
                 behind[name] = mine
-    if not behind:
-        return {}
     maps = {part.map(): part for mine in behind.values() for part in mine}
     count = sum(len(mine) for mine in behind.values())
     if count < 2 or any(part.derived != wide(part.derived) for part in maps.values()):

@@ -60,12 +60,10 @@ def getitem(call: Call) -> Result:
     """``x[index]``: where rows of samples are chosen, masks say nothing of their own."""
     x = call.args[0]
     entries, layout = entries_of(call, x), call.layout(x)
-    if layout is None:
-        return call.merge(*_index_colours(call, x, entries))
-    result = _read_layout(layout, x, entries, call)
-    if any(_is_mask(entry) for entry in entries):
-        return result
-    return call.merge(result, *_index_colours(call, x, entries))
+    found = None if layout is None else _read_layout(layout, x, entries, call)
+    if found is not None and any(_is_mask(entry) for entry in entries):
+        return found
+    return call.merge(found, *_index_colours(call, x, entries))
 
 
 def _read_layout(layout: Layout, x: Tensor, entries: list[Any], call: Call) -> Layout:

@@ -83,7 +83,10 @@ def other_axes(call: Call) -> Result:
 
 
 # the number of axes below which an operator has no batch
-_LEAST = {"instance_norm": 3, "col2im": 3, "fractional_max_pool2d": 4, "fractional_max_pool3d": 5}
+_LEAST = {
+    "instance_norm": 3, "col2im": 3, "im2col": 4, "fractional_max_pool2d": 4,
+    "fractional_max_pool3d": 5,
+}  # fmt: skip
 
 
 @rule(
@@ -98,7 +101,7 @@ def batch_first(call: Call) -> Result | list[Result]:
     return [carry(call, operands, t, range(1, t.dim())) for t in collect(call.out)]
 
 
-rule("col2im", linear=True)(batch_first)
+rule("im2col col2im", linear=True)(batch_first)
 
 
 @rule("grid_sampler grid_sampler_2d grid_sampler_3d")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...errors import Mixing, Reason, here
-from ..call import Call, Result, axes, carry, elementwise, gather_colours
+from ..call import Call, Result, axes, carry, elementwise
 from ..couplings import WHY, rank
 from ..layout import Additive, Layout, Mixed, explicit, ids_of
 from ..operators import rule
@@ -26,6 +26,9 @@ _AXES: dict[str, tuple[int, Any]] = {
     **dict.fromkeys(
         "fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2 fft_hfft2 fft_ihfft2".split(), (2, (-2, -1))
     ),
+    **dict.fromkeys(
+        "fft_fftn fft_ifftn fft_rfftn fft_irfftn fft_hfftn fft_ihfftn".split(), (2, None)
+    ),
 }  # fmt: skip
 
 
@@ -35,11 +38,16 @@ def _input(call: Call) -> Tensor:
 
 
 def _dims(call: Call) -> set[int]:
-    """The axes that a call names, all by default; ``x.std(False)`` names none with its bool."""
+    """The axes that a call names, all by default; ``x.std(False)`` names none with its bool.
+
+    Fourier transforms over several axes may name sizes alone: those of the last axes.
+    """
     position, default = _AXES.get(call.name, (1, None))
     value = call.arg(position, "dim", "axis", default=default)
     if isinstance(value, bool) or (isinstance(value, (tuple, list)) and not value):
         value = None
+    if value is None and call.name.endswith("fftn") and call.arg(1, "s") is not None:
+        value = range(-len(call.arg(1, "s")), 0)
     return axes(value, _input(call).dim())
 
 
@@ -59,10 +67,9 @@ def sum_to_size(call: Call) -> Result:
     """Sums whatever axes broadcasting had added."""
     x, sizes = call.arg(0), call.out.shape
     shift = x.dim() - len(sizes)
-    kept = [d >= shift and size == sizes[d - shift] for d, size in enumerate(x.shape)]
+    gone = {d for d, size in enumerate(x.shape) if d < shift or size != sizes[d - shift]}
     try:
-        places = [d - shift if stays else None for d, stays in enumerate(kept)]
-        return gather_colours(call, [(x, places)], call.out)
+        return carry(call, [(x, gone)], call.out, {d - shift for d in gone if d >= shift})
     except Mixing:
         return Additive()
 
@@ -70,7 +77,8 @@ def sum_to_size(call: Call) -> Result:
 @rule(
     "amax amin prod any all logsumexp argmax argmin count_nonzero special_logsumexp aminmax "
     "median nanmedian mode std var std_mean var_mean norm linalg_vector_norm linalg_norm "
-    "frobenius_norm nuclear_norm linalg_matrix_norm kthvalue trapezoid trapz cumulative_trapezoid"
+    "frobenius_norm nuclear_norm linalg_matrix_norm kthvalue trapezoid trapz cumulative_trapezoid "
+    "gradient"
 )
 def reduction(call: Call) -> Result:
     """Over the axes that the call names; a spacing given as a tensor must be shared."""
@@ -104,13 +112,14 @@ def slices(call: Call) -> Result:
 
 
 def along(call: Call, dims: set[int]) -> Layout | None:
-    """Same axes out as in; ``dims`` are worked along."""
-    return carry(call, [(_input(call), dims)], call.first, dims)
+    """Same axes out as in all tensors; ``dims`` are worked along."""
+    return carry(call, [(t, dims) for t in call.tensors()], call.first, dims)
 
 
 @rule(
     "cumsum cumprod cummax cummin logcumsumexp softmax log_softmax special_softmax "
-    "special_log_softmax _softmax _log_softmax _safe_softmax glu gradient"
+    "special_log_softmax _softmax _log_softmax _safe_softmax glu diff _softmax_backward_data "
+    "_log_softmax_backward_data"
 )
 def scan(call: Call) -> Result:
     """Along the axes that the call names."""
@@ -119,13 +128,6 @@ def scan(call: Call) -> Result:
 
 rule(" ".join(name for name in _AXES if name.startswith("fft")), linear=True)(scan)
 rule("fft_fftshift fft_ifftshift", linear=True)(scan)
-
-
-@rule("diff _softmax_backward_data _log_softmax_backward_data")
-def of_several(call: Call) -> Result:
-    """Along one axis of all tensors: pieces before and after, or gradient and output."""
-    dims = _dims(call)
-    return carry(call, [(t, dims) for t in call.tensors()], call.out, dims)
 
 
 @rule("sort topk msort argsort", routes=True)
@@ -147,15 +149,6 @@ def order(call: Call) -> Result | list[Result]:
         return [found.with_coupling(why), Mixed(why)]
     ranked = found.with_coupling(rank(call, x, axis, ids, indices))
     return ranked if alone else [ranked, ranked]
-
-
-@rule("fft_fftn fft_ifftn fft_rfftn fft_irfftn fft_hfftn fft_ihfftn", linear=True)
-def fftn(call: Call) -> Result:
-    """The named axes, or the last ones that sizes are given for, or all."""
-    dim, s = call.arg(2, "dim"), call.arg(1, "s")
-    if dim is None and s is not None:
-        dim = tuple(range(-len(s), 0))
-    return along(call, axes(dim, _input(call).dim()))
 
 
 @rule("stft istft")

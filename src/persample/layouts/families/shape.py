@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from ...errors import Mixing
-from ..call import Call, Result, carry
+from ..call import Call, Result
 from ..layout import Layout, align, explicit, ids_of, remap
 from ..operators import rule
 from ..reshaping import kept_axes, squeeze_colours
@@ -134,10 +134,3 @@ def as_strided(call: Call) -> Result:
     if found is None:
         raise Mixing("as_strided of elements that are not the tensor's own")
     return found
-
-
-@rule("im2col", linear=True)
-def patches(call: Call) -> Result:
-    """``F.unfold`` takes patches of images."""
-    x = call.arg(0, "input", "self")
-    return carry(call, [(x, range(1, x.dim()))], call.out, {1, 2})
