@@ -28,6 +28,7 @@ from ..layouts import (
 from ..modes import entered, kept
 from ..uses import Context
 from .broadcast_parameters import NOTHING, Repeats
+from .early_calls import EarlyCalls
 from .follower import Follower
 from .graph_calls import GraphCalls
 from .learner import Learner
@@ -48,7 +49,7 @@ class Dispatch:
         self._states, self._lean = context.states, context.options.lean
         self._entering: list[Any] = []
         self._marking, self._sorted = Marking(context, guards), Sorting(context)
-        self._repeats = Repeats(context, guards)
+        self._repeats, self._early = Repeats(context, guards), EarlyCalls(context)
         self._graph = GraphCalls(context, guards, passes, self._repeats)
         self._cursor = Cursor(context)
         follower = Follower(context, guards, self._cursor, custom.pending, self._repeats.known)
@@ -57,6 +58,7 @@ class Dispatch:
     def clear(self) -> None:
         """Forget every tensor."""
         self._repeats.clear()
+        self._early.stop()
         self._cursor.clear()
 
     def handle(
@@ -67,6 +69,8 @@ class Dispatch:
             self._guards.comparison.guarded = True
         if operator.graph:
             self._states.settle()
+            if self._early.calls:
+                self._early.met_by_graph(func)
             found = self._graph.answer(operator, func, args, kwargs)
             if found is not NOTHING:
                 return found
@@ -80,6 +84,8 @@ class Dispatch:
             self._context.user_code.transforming = True
             self._guards.numbers.note_transformed(collect([args, kwargs]))
             return func(*args, **kwargs)
+        if not self._early.over and self._early.ends_at(roles):
+            roles = self._sorted(operator, args, kwargs)
         owned, wanted = roles.owned, torch.is_grad_enabled()
         self._states.batches = roles.all_batches()
         if roles.coloured:
@@ -201,6 +207,8 @@ class Dispatch:
         # what values decided is never learned, nor a name that means two functions
         if roles.closed and not roles.owned and func not in self._entering:
             self._learn.data(operator, func, args, kwargs, roles, out, states)
+        if not self._early.over:
+            self._early.note(operator, func, args, kwargs, out)
         return out
 
     def _by_zeros(
