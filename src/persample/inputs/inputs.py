@@ -27,6 +27,7 @@ from .input_trees import (
     walk,
 )
 from .module_calls import ModuleCalls
+from .shared_masks import shared_mask
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -124,6 +125,7 @@ class Inputs:
         found = tensors_of([*named, *kwargs.items()])
         if any(isinstance(v, Tensor) and transformed(v) for _, v in found):
             return  # inside a torch.func transform, where nothing is followed
+        self._declare([value for path, value in found if shared_mask(module, path, value)])
         fresh, others = self._sorted(found)
         undeclared = [(path, value) for path, value in fresh if not self._is_declared(path, value)]
         least = 1 if self._context.n == 1 else 2  # a list of one is the only sample
@@ -197,6 +199,11 @@ class Inputs:
             else:
                 others.append(value)
         return fresh, others
+
+    def _declare(self, tensors: list[Tensor]) -> None:
+        """These hold no samples."""
+        self.keep_alive += tensors
+        self.tensors.update(map(id, tensors))
 
     def _state(self, value: Any) -> Any:
         return self._context.look(tensor_of(value))
