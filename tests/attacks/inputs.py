@@ -107,6 +107,34 @@ def shared_masks() -> Iterator[Case]:
         yield Case(f"a mask for all samples: {name}", seeded(module), (CUBE,), losses, EXACT)
 
 
+def overwritten(tokens: Tensor) -> Tensor:
+    """What was counted, until data were written to it by another name."""
+    places = torch.arange(N)
+    places.view(1, N)[0].copy_(tokens)
+    return places
+
+
+def positions() -> Iterator[Case]:
+    """Layers of a model that are called directly: with samples, and with what was counted."""
+    table: dict[str, tuple[str, Tensor, Callable[..., Tensor]]] = {
+        "a table": (EXACT, CUBE, lambda m, x, t: m.l(x) + m.p(torch.arange(N))),
+        "a grid": (EXACT, CUBE, lambda m, x, t: m.l(x) * m.k(torch.eye(N).double()).tanh()),
+        "steps": (
+            EXACT, CUBE, lambda m, x, t: m.l(x) * m.k(torch.linspace(0, 1, N).double().tile(N, 1))),
+        "differences": (
+            EXACT, CUBE,
+            lambda m, x, t: m.l(x) + m.p((torch.arange(N)[:, None] - torch.arange(N)).abs())[0]),
+        "a row for each sample": (EXACT, CUBE[0], lambda m, x, t: m.l(x) * m.p(torch.arange(N))),
+        "data added": (REFUSED, CUBE, lambda m, x, t: m.l(x) + m.p((torch.arange(N) + t) % N)),
+        "data written": (REFUSED, CUBE, lambda m, x, t: m.l(x) + m.p(overwritten(t))),
+        "data": (REFUSED, CUBE, lambda m, x, t: m.l(x) + m.p(t)),
+    }  # fmt: skip
+    for name, (expectation, x, body) in table.items():
+        parts = Net(body, l=lin(), k=lin(seed=3), p=seeded(nn.Embedding(N, N)))
+        losses = lambda m, batch, body=body: spread(body(m, *batch))
+        yield Case(f"positions: {name}", parts, (x, ints(N)), losses, expectation)
+
+
 def masked() -> Iterator[Case]:
     """Attention masks and padding."""
     mha = seeded(nn.MultiheadAttention(N, N, batch_first=True))
@@ -207,4 +235,4 @@ def dataclass_losses(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 def cases() -> Iterator[Case]:
     """All of this file."""
-    return chain(recurrent(), masked(), shared_masks(), inputs())
+    return chain(recurrent(), masked(), shared_masks(), positions(), inputs())

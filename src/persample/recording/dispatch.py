@@ -13,6 +13,7 @@ from ..backward.user_backward import expect_reached
 from ..guards.guards import Guards
 from ..layouts import (
     CONSTANT,
+    COUNTS,
     ZEROS,
     Additive,
     Constant,
@@ -99,7 +100,7 @@ class Dispatch:
             if not roles.coloured:
                 if operator.name == "data":
                     self._states.alias(args[0])
-                return func(*args, **kwargs)
+                return self._constant(operator, func, args, kwargs, roles)
             return self._data(operator, func, args, kwargs, roles)
         if not wanted and self._context.parameters.partial:
             expect_reached(self._context, owned)
@@ -108,6 +109,17 @@ class Dispatch:
         if not wanted or self._returned(owned):
             return self._data(operator, func, args, kwargs, roles)
         return self._use(operator, func, args, kwargs, roles)
+
+    def _constant(
+        self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any],
+        roles: Roles,
+    ) -> Any:  # fmt: skip
+        """Neither samples nor parameters: positions are known by what they are computed from."""
+        out, positions = func(*args, **kwargs), self._context.positions
+        if operator.name in COUNTS or (positions and roles.loose and not operator.random):
+            if all(map(positions.holds, roles.loose)):
+                positions.add(collect(out))
+        return out
 
     def _use(
         self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any],

@@ -1,10 +1,12 @@
-"""Arguments of torch's own modules that all samples share, whatever their size."""
+"""Arguments of modules that all samples share, whatever their size: masks and positions."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from torch import Tensor, nn
+
+from ..uses import Positions
 
 # a mask of two axes is (target, source); one for each sample has three
 _MASKS: dict[type[nn.Module], frozenset[str]] = {
@@ -17,7 +19,9 @@ _MASKS: dict[type[nn.Module], frozenset[str]] = {
 }
 
 
-def shared_mask(module: nn.Module, name: str, value: Any) -> bool:
-    """Whether an argument is an attention mask of positions, one for all samples."""
-    names = _MASKS.get(type(module))
-    return names is not None and name in names and isinstance(value, Tensor) and value.dim() == 2
+def shared(module: nn.Module, name: str, value: Any, positions: Positions) -> bool:
+    """Whether an argument beside samples is the same for all of them."""
+    if not isinstance(value, Tensor) or value.requires_grad:
+        return False
+    mask = value.dim() == 2 and name in _MASKS.get(type(module), ())
+    return mask or positions.holds(value)
