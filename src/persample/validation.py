@@ -22,6 +22,11 @@ def shown(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:59]}…"
 
 
+def counted(count: int, one: str, several: str = "") -> str:
+    """A number of things: one loss, two losses."""
+    return f"{count} {one if count == 1 else several or one + 's'}"
+
+
 def whole(value: Any, what: str, *, least: int | None = None, fix: str = "") -> int:
     """An integer, also of NumPy or torch; truth values are none."""
     try:

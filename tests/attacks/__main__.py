@@ -48,10 +48,11 @@ CASES = (
     "coupled",
     "saved",
     "inner",
+    "early",
 )
 SCRIPTS = (
     "scripts", "orders", "pieces", "stale", "choices", "nets", "overwritten", "afterwards",
-    "nobody", "coupled", "ranked", "refills",
+    "nobody", "coupled", "ranked", "refills", "early",
 )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -26,6 +26,7 @@ from .base import (
     rand,
     row_losses,
     seeded,
+    spread,
 )
 
 CUBE = rand(N, N, N)
@@ -75,6 +76,63 @@ def recurrent() -> Iterator[Case]:
     }
     parts = {"r": gru, "l": lin(), "s": rand(N), "w": rand(N, N)}
     yield from on_module("recurrent", table, CUBE, **parts)
+
+
+def shared_masks() -> Iterator[Case]:
+    """Modules of torch's that are called directly, with masks of as many positions as samples."""
+    table: dict[str, tuple[nn.Module, Callable[[Any, Tensor], Tensor]]] = {
+        "attention": (
+            nn.MultiheadAttention(N, N, batch_first=True),
+            lambda m, x: m(x, x, x, attn_mask=CAUSAL)[0]),
+        "attention, by position": (
+            nn.MultiheadAttention(N, N, batch_first=True),
+            lambda m, x: m(x, x, x, None, False, CAUSAL)[0]),
+        "an encoder": (
+            nn.TransformerEncoder(
+                nn.TransformerEncoderLayer(N, 2, N, 0.0, batch_first=True), 1,
+                enable_nested_tensor=False),
+            lambda m, x: m(x, CAUSAL)),
+        "an encoder layer": (
+            nn.TransformerEncoderLayer(N, 2, N, 0.0, batch_first=True),
+            lambda m, x: m(x, src_mask=CAUSAL)),
+        "a decoder": (
+            nn.TransformerDecoder(nn.TransformerDecoderLayer(N, 2, N, 0.0, batch_first=True), 1),
+            lambda m, x: m(x, x.flip(1), tgt_mask=CAUSAL, memory_mask=CAUSAL)),
+        "both": (
+            nn.Transformer(N, 2, 1, 1, N, 0.0, batch_first=True),
+            lambda m, x: m(x, x.flip(1), src_mask=CAUSAL, tgt_mask=CAUSAL)),
+    }  # fmt: skip
+    for name, (module, out) in table.items():
+        losses = lambda m, batch, out=out: spread(out(m, batch[0]))
+        yield Case(f"a mask for all samples: {name}", seeded(module), (CUBE,), losses, EXACT)
+
+
+def overwritten(tokens: Tensor) -> Tensor:
+    """What was counted, until data were written to it by another name."""
+    places = torch.arange(N)
+    places.view(1, N)[0].copy_(tokens)
+    return places
+
+
+def positions() -> Iterator[Case]:
+    """Layers of a model that are called directly: with samples, and with what was counted."""
+    table: dict[str, tuple[str, Tensor, Callable[..., Tensor]]] = {
+        "a table": (EXACT, CUBE, lambda m, x, t: m.l(x) + m.p(torch.arange(N))),
+        "a grid": (EXACT, CUBE, lambda m, x, t: m.l(x) * m.k(torch.eye(N).double()).tanh()),
+        "steps": (
+            EXACT, CUBE, lambda m, x, t: m.l(x) * m.k(torch.linspace(0, 1, N).double().tile(N, 1))),
+        "differences": (
+            EXACT, CUBE,
+            lambda m, x, t: m.l(x) + m.p((torch.arange(N)[:, None] - torch.arange(N)).abs())[0]),
+        "a row for each sample": (EXACT, CUBE[0], lambda m, x, t: m.l(x) * m.p(torch.arange(N))),
+        "data added": (REFUSED, CUBE, lambda m, x, t: m.l(x) + m.p((torch.arange(N) + t) % N)),
+        "data written": (REFUSED, CUBE, lambda m, x, t: m.l(x) + m.p(overwritten(t))),
+        "data": (REFUSED, CUBE, lambda m, x, t: m.l(x) + m.p(t)),
+    }  # fmt: skip
+    for name, (expectation, x, body) in table.items():
+        parts = Net(body, l=lin(), k=lin(seed=3), p=seeded(nn.Embedding(N, N)))
+        losses = lambda m, batch, body=body: spread(body(m, *batch))
+        yield Case(f"positions: {name}", parts, (x, ints(N)), losses, expectation)
 
 
 def masked() -> Iterator[Case]:
@@ -177,4 +235,4 @@ def dataclass_losses(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 def cases() -> Iterator[Case]:
     """All of this file."""
-    return chain(recurrent(), masked(), inputs())
+    return chain(recurrent(), masked(), shared_masks(), positions(), inputs())

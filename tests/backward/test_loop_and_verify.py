@@ -120,6 +120,13 @@ def test_a_loop_passes_checkpoints_in_which_samples_interact() -> None:
     assert relative_error(tape.grads(), native(model, recomputed(model, X))) < 1e-10
 
 
+def test_one_loss_is_not_losses() -> None:
+    model = net()
+    tape = persample.record(model, unproven="loop")
+    with pytest.raises(persample.UsageError, match=r"^1 loss for "), tape as opened:
+        opened.backward(plain(model, X)[:1])
+
+
 class Crossed(torch.autograd.Function):
     """Its backward exchanges samples."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import inspect
+import itertools
 from typing import Any
 
 import pytest
@@ -99,12 +100,12 @@ class Two:
     b: Tensor
 
 
-def test_dataclasses_are_not_opened_for_the_batch_size() -> None:
+def test_plain_tensors_tell_the_batch_size_before_dataclasses() -> None:
     def build() -> Fn:
         return Fn(lambda s, two, _: s.layer(two.a) + s.layer(two.b), layer=nn.Linear(5, 3).double())
 
     with pytest.raises(RuntimeError, match="cannot compute the batch size from the inputs"):
-        call_for_per_sample_grads(build())(Two(X, X), "")
+        call_for_per_sample_grads(build())(Two(X, X[:3]), "")
     with pytest.raises(RuntimeError, match="to have batch size matching input"):
         call_for_per_sample_grads(build())(Two(X, X), torch.randn(5))
     for options, other in [({}, torch.randn(4, 5)), ({"batch_size": 4}, torch.randn(5))]:
@@ -119,9 +120,21 @@ def test_objects_with_tensors_are_opened_for_samples() -> None:
         def __init__(self, x: Tensor) -> None:
             self.x = x
 
-    model = Fn(lambda s, batch: s.layer(batch.x), layer=nn.Linear(5, 3).double())
-    call_for_per_sample_grads(model, batch_size=4)(Batch(X)).sum().backward()
-    assert torch.allclose(model.layer.weight.grad_sample[:, 0], X)
+    for batch, size in itertools.product((Batch(X), Two(X, X), [Two(X, X)]), (None, 4)):
+        body = lambda s, b: s.layer(b[0].a if isinstance(b, list) else getattr(b, "x", X))
+        model = Fn(body, layer=nn.Linear(5, 3).double())
+        call_for_per_sample_grads(model, batch_size=size)(batch).sum().backward()
+        assert torch.allclose(model.layer.weight.grad_sample[:, 0], X)
+
+
+def test_a_ragged_list_is_pointed_out() -> None:
+    body = lambda s, parts: torch.stack([s.layer(part).sum() for part in parts])
+    model, parts = Fn(body, layer=nn.Linear(5, 3).double()), [X, X[:2].clone(), X[:3].clone()]
+    with pytest.raises(RuntimeError, match="batch_size=3, if each tensor of a list is a sample"):
+        call_for_per_sample_grads(model)(parts)
+    call_for_per_sample_grads(model, batch_size=3)(parts).sum().backward()
+    expected = torch.stack([part.sum(0) for part in parts])
+    assert torch.allclose(model.layer.weight.grad_sample[:, 0], expected)
 
 
 # ---------------------------------------------------------------- grad_sample

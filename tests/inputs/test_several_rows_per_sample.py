@@ -143,3 +143,37 @@ def test_an_input_that_is_the_ids_needs_no_constants() -> None:
     with persample.record(model, n=3, sample_ids=batch, constants="batch") as told:
         told.backward(model(x, batch).square().sum(1))
     assert relative_error(tape.grads(), told.grads()) == 0
+
+
+def test_rows_that_the_caller_flattened_are_pointed_out() -> None:
+    """Words of all texts in one tensor: the refusal says how to group them, and that works."""
+    torch.manual_seed(0)
+    model, x = nn.Linear(3, 2).double(), torch.randn(4, 5, 3).double()
+
+    def losses() -> Tensor:
+        return model(x.flatten(0, 1)).view(4, -1).square().sum(1)
+
+    with pytest.raises(persample.MixedSamplesError) as error, persample.record(model) as tape:
+        tape.backward(losses())
+    assert "record(..., n=4, sample_ids=torch.arange(20) % 4), or // 5" in error.value.fix
+    with persample.record(model, n=4, sample_ids=torch.arange(20) // 5) as tape:
+        tape.backward(losses())
+    expected = oracle(model, lambda m, b: m(b.flatten(0, 1)).view(1, -1).square().sum(1), x)
+    assert relative_error(tape.grads(), expected) < 1e-12
+
+
+def test_an_input_that_shares_its_name_is_named_by_its_tensor() -> None:
+    """The first input has this name, too: ``constants=("input",)`` would leave no samples."""
+    torch.manual_seed(0)
+    parts = nn.ModuleDict({"image": nn.Linear(4, 3), "text": nn.Embedding(5, 3)}).double()
+    x, words = torch.randn(4, 4).double(), torch.randint(5, (4, 3))
+
+    def losses(model: nn.Module, x: Tensor) -> Tensor:
+        return (parts["image"](x) @ parts["text"](words).mean(1).T).square().sum(1)
+
+    with pytest.raises(persample.MixedSamplesError) as error, persample.record(parts) as tape:
+        tape.backward(losses(parts, x))
+    assert "constants=('input',)" not in error.value.fix
+    with persample.record(parts, constants=(words,)) as tape:
+        tape.backward(losses(parts, x))
+    assert relative_error(tape.grads(), oracle(parts, losses, x)) < 1e-12

@@ -90,7 +90,10 @@ def _coincidence(inputs: Inputs, state: Any) -> str:
     later = [seen for seen in inputs.seen[1:] if seen.samples and not seen.declared]
     for seen in later:
         if seen.shape in state.reason.shapes:
-            return f"if {seen.path!r} holds no samples: record(..., constants=({seen.path!r},))"
+            what = name = repr(seen.path)
+            if sum(seen.path == other.path for other in inputs.seen) > 1:
+                what, name = f"the tensor {seen.shape} given as {name}", "tensor"
+            return f"if {what} holds no samples: record(..., constants=({name},))"
     return ""
 
 
@@ -204,7 +207,7 @@ def expect_losses(
             raise MixedSamplesError(
                 f"each element of the losses {tuple(losses.shape)} is a sum over samples",
                 why="axis 0 does not hold the samples",
-                fix="pass one loss per sample",
+                fix=rows_of_a_sample(losses, n) or "pass one loss per sample",
             )
         return True, state.coupled
     if isinstance(state, Mixed):

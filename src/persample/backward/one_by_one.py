@@ -13,6 +13,7 @@ from ..layouts import Layout, ids_of
 from ..modes import entered, watching
 from ..run_state import largest, noise, tolerance
 from ..uses import Context
+from ..validation import counted
 from .collector import Collector
 from .consumers.consumer import Kept, Looped
 from .kept_forms import KeptForms
@@ -54,8 +55,8 @@ class OneByOne:
             context.n = losses.shape[0]
         if losses.shape[0] != context.n:
             raise UsageError(
-                f"{losses.shape[0]} losses for {context.n} samples",
-                why=f"the model's inputs have {context.n} rows",
+                f"{counted(losses.shape[0], 'loss', 'losses')} for {counted(context.n, 'sample')}",
+                why=f"the model's inputs have {counted(context.n, 'row')}",
                 fix=rows_of_a_sample(losses, context.n) or "record(..., n=...), one loss for each",
             )
 

@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves
 
 from ..errors import UsageError, describe, here
-from ..inputs.input_trees import walk
+from ..inputs.input_trees import differ_in_rows, lists_alike, tensors_of, walk
 from ..uses.module_tree import modules_of
 from .recorded_graph import multiple_calls, run
 from .sample_batch import Batch
@@ -30,10 +30,10 @@ def call_for_per_sample_grads(
     """A function like ``module.forward`` whose backward leaves ``grad_sample`` on parameters.
 
     ``grad_sample`` is (n, *shape), row i the gradient through sample i; ``.grad`` stays None.
-    ``batch_size``: n, else all tensors among the arguments must agree on it; if it is given,
-    arguments of other sizes are constants. ``loss_reduction``: "mean" if the loss is a mean over
-    samples, so that rows are gradients of each sample's own loss. ``batch_first``: samples are on
-    axis 0 of the arguments, else on axis 1.
+    ``batch_size``: n, else all tensors among the arguments must agree on it (those in objects, if
+    there are no others); if it is given, arguments of other sizes are constants.
+    ``loss_reduction``: "mean" if the loss is a mean over samples, so that rows are gradients of
+    each sample's own loss. ``batch_first``: samples are on axis 0 of the arguments, else on axis 1.
 
     >>> import torch
     >>> model = torch.nn.Linear(3, 2)
@@ -109,10 +109,14 @@ def _inferred(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], 
         leaves = tree_leaves((args, kwargs), is_leaf=lambda v: isinstance(v, PackedSequence))
     sizes = [size for leaf in leaves if (size := _size(leaf, dim)) is not None]
     if not sizes:
+        hidden = {size for leaf in _hidden(args, kwargs) if (size := _size(leaf, dim)) is not None}
+        if len(hidden) == 1:
+            return hidden.pop()
         raise UsageError(
             "ExpandedWeights cannot compute the batch size from the inputs",
             where=_place(module),
-            why=f"no argument is a tensor with an axis {dim}",
+            why=f"no argument is a tensor with an axis {dim}"
+            + (", and those in objects differ" if hidden else ""),
             fix="call_for_per_sample_grads(module, batch_size=n)",
         )
     if any(size != sizes[0] for size in sizes):
@@ -135,6 +139,11 @@ def _different(
         leaves, _ = tree_flatten_with_path(value, is_leaf=lambda v: isinstance(v, PackedSequence))
         sizes = [(name + keystr(path), _size(leaf, dim)) for path, leaf in leaves]
         found += [(path, size) for path, size in sizes if size is not None]
+    parts = {name: walk(name, value) for name, value in named.items()}
+    lists = [some for each in parts.values() for some in lists_alike(each) if differ_in_rows(some)]
+    one_each = (
+        f"; batch_size={len(lists[0])}, if each tensor of a list is a sample" if lists else ""
+    )
     first, size = found[0]
     second, odd = next(item for item in found if item[1] != size)
     return UsageError(
@@ -143,7 +152,7 @@ def _different(
         where=_place(module),
         why=f"axis {dim} of every tensor is taken to hold the samples",
         fix=f"call_for_per_sample_grads(module, batch_size={size}), if {second} holds no samples "
-        "(a mask, position ids)",
+        f"(a mask, position ids){one_each}",
     )
 
 
@@ -155,6 +164,12 @@ def _size(leaf: Any, dim: int) -> int | None:
     if isinstance(leaf, PackedSequence):
         return int(leaf.batch_sizes[0])
     return leaf.shape[dim] if isinstance(leaf, Tensor) and leaf.dim() > dim else None
+
+
+def _hidden(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The tensors in dataclasses and other objects of the caller's own."""
+    named = [(str(k), value) for k, value in enumerate(args)]
+    return [leaf for _, leaf in tensors_of([*named, *kwargs.items()])]
 
 
 def _expect_hidden(module: nn.Module, arguments: Any, n: int, dim: int) -> None:

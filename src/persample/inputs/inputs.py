@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from ..errors import UsageError
 from ..layouts import CONSTANT, Constant, Layout, closed, explicit, ids_of
-from ..uses import COMPUTED, Context, Mark, transformed
+from ..uses import COMPUTED, Context, Mark, Positions, transformed
 from .batch_size import Guess
 from .input_trees import (
     argument_names,
@@ -27,6 +27,7 @@ from .input_trees import (
     walk,
 )
 from .module_calls import ModuleCalls
+from .shared_arguments import shared
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -124,6 +125,7 @@ class Inputs:
         found = tensors_of([*named, *kwargs.items()])
         if any(isinstance(v, Tensor) and transformed(v) for _, v in found):
             return  # inside a torch.func transform, where nothing is followed
+        self._declare_shared(module, found)
         fresh, others = self._sorted(found)
         undeclared = [(path, value) for path, value in fresh if not self._is_declared(path, value)]
         least = 1 if self._context.n == 1 else 2  # a list of one is the only sample
@@ -197,6 +199,14 @@ class Inputs:
             else:
                 others.append(value)
         return fresh, others
+
+    def _declare_shared(self, module: nn.Module, found: list[tuple[str, Any]]) -> None:
+        """Masks, and positions beside samples that were seen before, hold none."""
+        known = self._context.positions if any(seen.samples for seen in self.seen) else Positions()
+        for path, value in found:
+            if shared(module, path, value, known):
+                self.keep_alive.append(value)
+                self.tensors.add(id(value))
 
     def _state(self, value: Any) -> Any:
         return self._context.look(tensor_of(value))

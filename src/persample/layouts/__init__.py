@@ -33,7 +33,7 @@ from .layout import (
     ids_of,
     remap,
 )
-from .operator_facts import ADDITIVE, CUSTOM, LATE, PRODUCTS
+from .operator_facts import ADDITIVE, COUNTS, CUSTOM, LATE, PRODUCTS
 from .operators import COND, NEEDS_GRAD, SET_DATA, Operator, find
 from .propagation import propagate
 from .reshaping import place_in_groups, squeeze_colours
@@ -55,6 +55,7 @@ __all__ = [
     "ADDITIVE",
     "COND",
     "CONSTANT",
+    "COUNTS",
     "CUSTOM",
     "LATE",
     "NEEDS_GRAD",

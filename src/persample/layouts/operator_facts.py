@@ -38,6 +38,8 @@ RANDOM = frozenset(
     binomial scaled_dot_product_attention lstm gru rnn_tanh rnn_relu fractional_max_pool2d
     fractional_max_pool3d native_dropout multinomial _standard_gamma _sample_dirichlet""".split()
 )
+# Positions are counted, from no data.
+COUNTS = frozenset("arange linspace logspace eye tril_indices triu_indices".split())
 # Integer arguments choose rows or elements.
 CHOOSES = frozenset(
     """getitem index masked_select index_select gather take take_along_dim setitem index_put

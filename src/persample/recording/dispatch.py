@@ -13,6 +13,7 @@ from ..backward.user_backward import expect_reached
 from ..guards.guards import Guards
 from ..layouts import (
     CONSTANT,
+    COUNTS,
     ZEROS,
     Additive,
     Constant,
@@ -28,6 +29,7 @@ from ..layouts import (
 from ..modes import entered, kept
 from ..uses import Context
 from .broadcast_parameters import NOTHING, Repeats
+from .early_calls import EarlyCalls
 from .follower import Follower
 from .graph_calls import GraphCalls
 from .learner import Learner
@@ -48,7 +50,7 @@ class Dispatch:
         self._states, self._lean = context.states, context.options.lean
         self._entering: list[Any] = []
         self._marking, self._sorted = Marking(context, guards), Sorting(context)
-        self._repeats = Repeats(context, guards)
+        self._repeats, self._early = Repeats(context, guards), EarlyCalls(context)
         self._graph = GraphCalls(context, guards, passes, self._repeats)
         self._cursor = Cursor(context)
         follower = Follower(context, guards, self._cursor, custom.pending, self._repeats.known)
@@ -57,6 +59,7 @@ class Dispatch:
     def clear(self) -> None:
         """Forget every tensor."""
         self._repeats.clear()
+        self._early.stop()
         self._cursor.clear()
 
     def handle(
@@ -67,6 +70,8 @@ class Dispatch:
             self._guards.comparison.guarded = True
         if operator.graph:
             self._states.settle()
+            if self._early.calls:
+                self._early.met_by_graph(func)
             found = self._graph.answer(operator, func, args, kwargs)
             if found is not NOTHING:
                 return found
@@ -80,6 +85,8 @@ class Dispatch:
             self._context.user_code.transforming = True
             self._guards.numbers.note_transformed(collect([args, kwargs]))
             return func(*args, **kwargs)
+        if not self._early.over and self._early.ends_at(roles):
+            roles = self._sorted(operator, args, kwargs)
         owned, wanted = roles.owned, torch.is_grad_enabled()
         self._states.batches = roles.all_batches()
         if roles.coloured:
@@ -93,7 +100,7 @@ class Dispatch:
             if not roles.coloured:
                 if operator.name == "data":
                     self._states.alias(args[0])
-                return func(*args, **kwargs)
+                return self._constant(operator, func, args, kwargs, roles)
             return self._data(operator, func, args, kwargs, roles)
         if not wanted and self._context.parameters.partial:
             expect_reached(self._context, owned)
@@ -102,6 +109,17 @@ class Dispatch:
         if not wanted or self._returned(owned):
             return self._data(operator, func, args, kwargs, roles)
         return self._use(operator, func, args, kwargs, roles)
+
+    def _constant(
+        self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any],
+        roles: Roles,
+    ) -> Any:  # fmt: skip
+        """Neither samples nor parameters: positions are known by what they are computed from."""
+        out, positions = func(*args, **kwargs), self._context.positions
+        if operator.name in COUNTS or (positions and roles.loose and not operator.random):
+            if all(map(positions.holds, roles.loose)):
+                positions.add(collect(out))
+        return out
 
     def _use(
         self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any],
@@ -201,6 +219,8 @@ class Dispatch:
         # what values decided is never learned, nor a name that means two functions
         if roles.closed and not roles.owned and func not in self._entering:
             self._learn.data(operator, func, args, kwargs, roles, out, states)
+        if not self._early.over:
+            self._early.note(operator, func, args, kwargs, out)
         return out
 
     def _by_zeros(

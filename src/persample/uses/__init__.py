@@ -23,6 +23,7 @@ from .marks import (
 )
 from .module_tree import ByModel, Modules, modules_of
 from .parameters import Parameters, Params, Slot, choose
+from .positions import Positions
 from .results import Known
 from .signature import Kind, Template, taken_apart, tapped
 from .tap import Gradient, Tap, hook
@@ -50,6 +51,7 @@ __all__ = [
     "Options",
     "Parameters",
     "Params",
+    "Positions",
     "Slot",
     "Tap",
     "Template",

@@ -22,6 +22,7 @@ from .contents import CallerMemory
 from .marks import Derived
 from .parameters import Parameters
 from .pass_state import PassState, UserCode
+from .positions import Positions
 from .tensor_states import TensorStates
 from .use import Receiver
 from .written_constants import WrittenConstants
@@ -110,6 +111,7 @@ class Context:
         self.batches = Batches(same=options.same_samples)
         self.written = WrittenConstants(self.states, parameters)
         self.patterns: list[Tensor] = []  # the sample of every row, as the user said it
+        self.positions = Positions()
         self.caller = CallerMemory(lean=options.lean)
         self.user_code = UserCode()
         self.backward = PassState()
@@ -138,5 +140,6 @@ class Context:
             self.__dict__.pop(name, None)
         self.states.clear()
         self.written.clear()
+        self.positions.clear()
         self.caller.clear()
         self.user_code.clear()
