@@ -60,9 +60,14 @@ class TableRows(Form):
         """One number for every (sample, index)."""
         if not self.even:
             return torch.add(self.index, self.sample, alpha=self.shape[0])
+        index, starts = self._index_and_starts()
+        return (index + starts).view(-1)
+
+    def _index_and_starts(self) -> tuple[Tensor, Tensor]:
+        """The index of each sample's rows, (n, r / n), and where its table begins, (n, 1)."""
         v = self.shape[0]
         starts = torch.arange(0, self.n * v, max(v, 1), device=self.device).unsqueeze(1)
-        return (self.index.view(self.n, self.each()) + starts).view(-1)
+        return self.index.view(self.n, self.each()), starts
 
 
 def sum_by_key(rows: TableRows) -> tuple[Tensor, Tensor]:

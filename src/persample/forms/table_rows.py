@@ -55,7 +55,13 @@ class Rows(TableRows):
         if first or (last is not None and last != self.n):
             part = self.narrowed(first, self.n if last is None else last)
         flat, values = out.view(part.n * self.shape[0], self.shape[1]), part.values.to(out.dtype)
-        flat.index_add_(0, part.keys(), values)
+        if not part.even or values.nbytes <= _RUN:
+            flat.index_add_(0, part.keys(), values)
+            return out
+        index, starts, each = *part._index_and_starts(), part.each()
+        for start, stop in spans(part.n, each * self.shape[1] * out.element_size(), _RUN):
+            some = slice(start * each, stop * each)
+            flat.index_add_(0, (index[start:stop] + starts[start:stop]).view(-1), values[some])
         return out
 
     def write(self, out: Tensor) -> Tensor:
