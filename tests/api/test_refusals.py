@@ -160,7 +160,32 @@ def test_constants_are_suggested_for_inputs_alone() -> None:
         assert ("constants=" in caught.value.fix) is (fix == "constants=")
 
 
+class Wrapper(nn.Parameter):
+    """A parameter without numbers of its own, as of points of a manifold."""
+
+    def __new__(cls, inner: Tensor) -> Wrapper:
+        return super().__new__(cls, torch.empty(0))
+
+    def __init__(self, inner: Tensor) -> None:
+        self.inner = inner
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.__name__ == "__get__":  # an attribute
+            return super().__torch_function__(func, types, args, kwargs or {})
+        raise TypeError("use its inner tensor")
+
+
 class TestMisuse:
+    def test_a_parameter_that_wraps_the_tensor_that_is_used(self) -> None:
+        model = linear().double()
+        model.weight = Wrapper(nn.Parameter(torch.randn(5, 5).double()))
+        with (
+            pytest.raises(persample.UsageError, match="'weight' is a Wrapper"),
+            persample.record(model) as tape,
+        ):
+            tape.backward(F.linear(X, model.weight.inner, model.bias).sum(1))
+
     def test_no_backward(self) -> None:
         model = linear().double()
         with persample.record(model) as tape:

@@ -53,10 +53,15 @@ class Again(torch.autograd.Function):
             out.backward(seed)
             return None, None, x.grad, *(None for _ in weights)
         wanted = [w for w in weights if w.requires_grad]
-        found = torch.autograd.grad(out, [x, *wanted], seed, allow_unused=True)
+        create, twice = how.get("create", False), how.get("twice")
+        found = torch.autograd.grad(out, [x, *wanted], seed, allow_unused=True, create_graph=create)
         own = [
             torch.zeros_like(w) if g is None else g for g, w in zip(found[1:], wanted, strict=True)
         ]
+        if twice is not None:
+            with torch.enable_grad():
+                root = sum(twice(g).sum() for g in own)
+            own = list(torch.autograd.grad(root, wanted))
         own = how.get("finish", lambda g, rows: rows)(grad, own)
         return None, None, found[0], *(own.pop(0) if w.requires_grad else None for w in weights)
 
@@ -175,6 +180,11 @@ RIGHT: Table = {
     "flattened, written": (EXACT, lambda m, x: again(m, x, finish=written)),
     "flattened, a step": (
         EXACT, lambda m, x: again(m, x, finish=flattened(lambda v: torch.stack([v, -v])[0]))),
+    "differentiable": (EXACT, lambda m, x: again(m, x, create=True)),
+    "differentiable, flattened": (
+        EXACT, lambda m, x: again(m, x, create=True, finish=flattened(lambda v: v * 3))),
+    "differentiated again": (
+        EITHER, lambda m, x: again(m, x, create=True, twice=lambda g: 2 * g)),
 }  # fmt: skip
 
 WRONG: Table = {
@@ -198,6 +208,14 @@ WRONG: Table = {
     "clipped": (REFUSED, lambda m, x: again(m, x, finish=each(lambda g: g.clamp(-0.1, 0.1)))),
     "clipped by a number": (
         REFUSED, lambda m, x: again(m, x, finish=each(lambda g: g / max(1.0, float(g.norm()))))),
+    "differentiable, squares": (
+        REFUSED, lambda m, x: again(m, x, create=True, finish=each(torch.square))),
+    "differentiable, normed": (
+        REFUSED, lambda m, x: again(m, x, create=True, finish=each(lambda g: g / g.norm()))),
+    "squares, differentiated again": (
+        REFUSED, lambda m, x: again(m, x, create=True, twice=torch.square)),
+    "differentiable, samples interact": (
+        REFUSED, lambda m, x: again(m, x, other=centered, create=True)),
     "flattened, squares": (REFUSED, lambda m, x: again(m, x, finish=flattened(torch.square))),
     "flattened, products": (REFUSED, lambda m, x: again(m, x, finish=flattened(lambda v: v * v))),
     "flattened, normed": (

@@ -17,6 +17,7 @@ LENGTHS = [3, 1, 2, 3]
 ROWS = torch.arange(N).repeat_interleave(T)
 SOURCE = torch.arange(N * T)
 TARGET = SOURCE.view(N, T).roll(1, 1).flatten()
+TRIANGLE = torch.ones(N, N, dtype=torch.float64).tril().to_sparse()
 
 
 def by_mask(m: Any, x: Tensor, mask: Tensor) -> Tensor:
@@ -166,6 +167,12 @@ GATHERED: Table = {
             torch.arange(x.numel()) % 16, m.l(x).flatten(), accumulate=True))),
     "to sparse and back": (EXACT, lambda m, x: m.k(m.l(x).to_sparse().to_dense())),
     "sparse rows and back": (EXACT, lambda m, x: m.k(m.l(x).to_sparse(1).coalesce().to_dense())),
+    "a sparse matrix times columns": (
+        EXACT, lambda m, x: m.k(torch.sparse.mm(TRIANGLE, m.l(x[:, 0]).T).T)),
+    "a sparse matrix times some columns of each": (
+        EXACT, lambda m, x: m.k((TRIANGLE @ m.l(x).reshape(-1, N).T).T.view(N, T, N))),
+    "a sparse matrix times columns, then rows": (
+        REFUSED, lambda m, x: m.k(TRIANGLE @ (TRIANGLE @ m.l(x[:, 0]).T).T)),
     "a sparse tensor and a parameter": (REFUSED, lambda m, x: m.k(m.l(x[:, 0]).to_sparse())),
 }  # fmt: skip
 

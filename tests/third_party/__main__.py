@@ -26,7 +26,7 @@ from .subject import Row, Table
 DOMAINS = (
     "graphs", "spiking", "tabular", "flows", "sequences", "vision", "generative", "science",
     "policies", "series", "pooling", "attention", "layers", "memories",
-    "recommenders", "signals", "ensembles", "graph_layers",
+    "recommenders", "signals", "ensembles", "graph_layers", "varieties",
 )  # fmt: skip
 _OPERATORS = torch.library.Library("torchvision", "FRAGMENT")
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "third_party.json"

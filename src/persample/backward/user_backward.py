@@ -250,7 +250,8 @@ def _mark(
     ``roots``: what it is the gradient of; none if samples are not separate there.
     """
     state = context.look(source)
-    if isinstance(state, (Constant, Derived)) and not grad.requires_grad:
+    own = isinstance(state, Derived) and context.user_code.returns(source)
+    if isinstance(state, (Constant, Derived)) and (own or not grad.requires_grad):
         state = Additive()  # of what is the same for all: a term for each sample
     if not roots or trouble or not isinstance(state, (Layout, Additive)):
         why, fix = "the gradient is not proven to keep samples separate", LOOP

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from ..errors import UsageError
 from ..validation import shown
@@ -53,6 +54,23 @@ def choose(params: Params, names: Iterable[str]) -> list[str]:
     return found
 
 
+def _expect_a_tensor(name: str, parameter: Tensor) -> None:
+    """Refuse a parameter that only wraps another tensor: what is used is not in the slot."""
+    if is_lazy(parameter):
+        return
+    try:
+        if isinstance(parameter.detach(), Tensor):
+            return
+    except TypeError:
+        pass  # its class does not let torch functions work on it
+    raise UsageError(
+        f"the parameter {name!r} is a {type(parameter).__name__}, not a tensor of its own",
+        why="torch functions do not take it: it wraps a tensor that is no parameter of the model",
+        fix="let a module hold the tensor itself as nn.Parameter, or leave this one out: "
+        "requires_grad_(False)",
+    )
+
+
 class Parameters:
     """Found by identity; looked up again by slot when a tensor is unknown.
 
@@ -74,6 +92,9 @@ class Parameters:
                 "there is no trainable parameter to record",
                 fix="set requires_grad on the parameters you want gradients of",
             )
+        for name, parameter in trainable.items():
+            if type(parameter) is not nn.Parameter:
+                _expect_a_tensor(name, parameter)
         self.partial = len(chosen) < len(trainable)
         self.selected, names = dict(trainable), list[str | None](trainable)
         if self.partial:
