@@ -18,6 +18,7 @@ ROWS = torch.arange(N).repeat_interleave(T)
 SOURCE = torch.arange(N * T)
 TARGET = SOURCE.view(N, T).roll(1, 1).flatten()
 TRIANGLE = torch.ones(N, N, dtype=torch.float64).tril().to_sparse()
+TRIANGLES = torch.stack([TRIANGLE.to_dense(), 2 * TRIANGLE.to_dense()]).to_sparse()
 
 
 def by_mask(m: Any, x: Tensor, mask: Tensor) -> Tensor:
@@ -171,6 +172,13 @@ GATHERED: Table = {
         EXACT, lambda m, x: m.k(torch.sparse.mm(TRIANGLE, m.l(x[:, 0]).T).T)),
     "a sparse matrix times some columns of each": (
         EXACT, lambda m, x: m.k((TRIANGLE @ m.l(x).reshape(-1, N).T).T.view(N, T, N))),
+    "sparse matrices times columns": (
+        EXACT, lambda m, x: m.k(torch.bmm(TRIANGLES, m.l(x[:, 0]).T.expand(2, N, N)).sum(0).T)),
+    "sparse matrices times a matrix of each": (
+        EXACT, lambda m, x: m.k(torch.bmm(
+            TRIANGLE.to_dense().expand(N, N, N).to_sparse(), m.l(x[:, :1].expand(N, N, N))))),
+    "sparse matrices times rows": (REFUSED, lambda m, x: m.k(torch.bmm(
+        TRIANGLES, m.l(x[:, 0]).expand(2, N, N)).sum(0))),
     "a sparse matrix times columns, then rows": (
         REFUSED, lambda m, x: m.k(TRIANGLE @ (TRIANGLE @ m.l(x[:, 0]).T).T)),
     "a sparse tensor and a parameter": (REFUSED, lambda m, x: m.k(m.l(x[:, 0]).to_sparse())),

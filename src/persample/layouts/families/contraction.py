@@ -138,14 +138,15 @@ def multi_dot(call: Call) -> Result:
 def sparse_product(call: Call) -> Result:
     """A sparse constant from the left: a row is of the sample whose rows it adds up.
 
-    Columns are multiplied one by one.
+    Columns and matrices of a batch are multiplied one by one.
     """
     a, b, out = call.args[0], call.args[1], call.out
     layout = call.layout(b)
-    if layout is None or call.layout(a) is not None or layout.axes not in ((0,), (1,)):
+    if layout is not None and call.layout(a) is None and b.dim() - 2 not in layout.axes:
+        if b.dim() > 1:
+            return gather_letters(call, [(b, "bjk"[-b.dim() :])], "bik"[-out.dim() :])
+    if layout is None or call.layout(a) is not None or layout.axes != (0,) or b.dim() > 2:
         raise Mixing("a sparse product follows samples in the rows of its dense factor alone")
-    if layout.axes == (1,):
-        return gather_letters(call, [(b, "jk")], "ik")
     rows, columns = a.to_sparse_coo().coalesce().indices()
     why = "a row of the sparse factor adds up rows of several samples"
     found = colour_groups(rows, call.colours(b).flatten()[columns], len(out), why=why)
