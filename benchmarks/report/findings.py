@@ -46,7 +46,7 @@ def inspecting(found: dict[str, Any]) -> str:
         low, high = case["spread"]
         parts = [f"{share:.2f}" for share in case["parts of an epoch"].values()]
         body.append([name, f"{case['ratio']:.2f} ({low:.2f} to {high:.2f})", *parts])
-    head = ["", "of an epoch", "recording", "norms", "projections", "the rest"]
+    head = ["", "of an epoch", "recording", "norms", "projections", "comparing", "the rest"]
     return table(head, body) if body else ""
 
 

@@ -18,7 +18,9 @@ Models = dict[str, Any]
 
 
 def table(head: list[str], body: list[list[str]]) -> str:
-    """A markdown table."""
+    """A markdown table; refused where a row has more or fewer cells than the head."""
+    if any(len(cells) != len(head) for cells in body):
+        raise ValueError(f"the head {head} does not fit a row")
     lines = [head, ["---"] * len(head), *body]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 

@@ -212,6 +212,11 @@ def test_pages_are_what_the_results_give(page: str) -> None:
     assert tables.filled(text, tables.makers(RESULTS)) == text
 
 
+def test_a_row_that_does_not_fit_its_head_is_refused() -> None:
+    with pytest.raises(ValueError, match="does not fit"):
+        rows.table(["model", "time"], [["mlp", "1.0", "2.0"]])
+
+
 def test_a_failed_step_does_not_reach_the_next_question(monkeypatch: Any, tmp_path: Path) -> None:
     def build(case: Any, bound: float) -> Any:
         broken: list[int] = []
