@@ -67,7 +67,7 @@ def small(found: dict[str, Any]) -> str:
     body = []
     for line in ("median", "90th percentile"):
         values = [f"**{each[line]:.2f}**" for each in found.get("summary", {}).values()]
-        body.append([f"**{line}**", "", "", *values])
+        body.append([f"**{line}**", "", "", *(values or ["", ""])])
     for name, model in found.get("models", {}).items():
         if "plain_ms" not in model:
             body.append([name, "", "", model["state"], model.get("message", "")])
