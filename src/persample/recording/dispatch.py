@@ -71,7 +71,7 @@ class Dispatch:
         if operator.graph:
             self._states.settle()
             if self._early.calls:
-                self._early.met_by_graph(func)
+                self._early.before_graph_call(func)
             found = self._graph.answer(operator, func, args, kwargs)
             if found is not NOTHING:
                 return found

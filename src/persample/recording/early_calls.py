@@ -2,7 +2,7 @@
 
 Whether such constants hold samples shows at the inputs of the model that were computed from them.
 Then the calls are followed again, with row i of every constant as sample i's: a constant may have
-any owner. If all results fit to the layouts of those inputs, that is where the samples are.
+any owner. If all results fit the layouts of those inputs, that is where the samples are.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class EarlyCalls:
             else:
                 self.stop()
 
-    def met_by_graph(self, func: Any) -> None:
+    def before_graph_call(self, func: Any) -> None:
         """A gradient is asked for, or hooks are registered."""
         if func in ENGINE:
             self.settle()

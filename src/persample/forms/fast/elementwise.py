@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..cost import Plan, spans
 from ..dense import Dense
-from ..form import Form, Moments, real
+from ..form import Form, Moments, real, wide
 from ..mapped import Mapped
 from ..outer import Outer
 from ..patches import Patches
@@ -70,9 +70,12 @@ class Scaled(Mapped):
         """The inner form's own for one number, one product for one position, else rows."""
         if self.uniform:
             return self.form.plan()
-        if self._one_position() is None:
+        one = self._one_position()
+        if one is None:
             return super().plan()
-        return Plan("product of squares", self.n * self.size, 0, 0, self.n)
+        a, b = one.left.shape[3], one.right.shape[3]
+        item = one.left.shape[1] * 2 * (a + b) * wide(self.dtype).itemsize
+        return Plan("product of squares", self.n * self.size, self.n * item, item, self.n)
 
     def _one_position(self) -> Outer | None:
         form = self.form

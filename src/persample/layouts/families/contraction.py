@@ -142,10 +142,11 @@ def sparse_product(call: Call) -> Result:
     """
     a, b, out = call.args[0], call.args[1], call.out
     layout = call.layout(b)
-    if layout is not None and call.layout(a) is None and b.dim() - 2 not in layout.axes:
-        if b.dim() > 1:
-            return gather_letters(call, [(b, "bjk"[-b.dim() :])], "bik"[-out.dim() :])
-    if layout is None or call.layout(a) is not None or layout.axes != (0,) or b.dim() > 2:
+    if layout is None or call.layout(a) is not None:
+        raise Mixing("a sparse product follows samples in its dense factor alone")
+    if b.dim() > 1 and b.dim() - 2 not in layout.axes:
+        return gather_letters(call, [(b, "bjk"[-b.dim() :])], "bik"[-out.dim() :])
+    if layout.axes != (0,) or b.dim() > 2:
         raise Mixing("a sparse product follows samples in the rows of its dense factor alone")
     rows, columns = a.to_sparse_coo().coalesce().indices()
     why = "a row of the sparse factor adds up rows of several samples"
