@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .cost import spans
 from .form import wide
-from .position_products import rows_by_rows
+from .matrix_products import rows_by_rows
 from .rounding import Products, join_samples, multiply_products
 
 

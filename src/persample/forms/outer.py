@@ -10,6 +10,7 @@ from torch import Tensor
 from .cost import Plan, cheapest, scratch, spans
 from .form import Form, Moments, real, row_sq_norms, wide
 from .kernels import MATRIX, outer_kernel
+from .matrix_products import sum_products
 from .position_products import (
     apply_weights,
     energies,
@@ -202,7 +203,7 @@ class Outer(Form):
                 (sums.addmm_ if one else sums.baddbmm_)(left.mT, right)
             return sums.view(self.shape)
         left, right = apply_weights(*self.given, c)
-        return (torch.mm if one else torch.bmm)(left.mT, right).view(self.shape)
+        return sum_products(left, right).view(self.shape)
 
     def dot(self, direction: Tensor) -> Tensor:
         """Σₜ ⟨lₜ V, rₜ⟩."""

@@ -21,8 +21,8 @@ from torch import Tensor
 from .cost import scratch, spans
 from .form import real, row_sq_norms, wide
 from .kernels import outer_products
+from .matrix_products import rows_by_rows, sum_products
 from .rounding import (
-    THIN,
     Products,
     fine_dtype,
     hidden_in_products,
@@ -33,7 +33,6 @@ from .rounding import (
 )
 
 Key = tuple[Any, ...]
-_LONG = 256
 
 
 class Shared:
@@ -74,27 +73,6 @@ def share_products(factors: Iterable[Tensor]) -> Iterator[None]:
         _CURRENT.reset(token)
 
 
-def rows_by_rows(one: Tensor, two: Tensor) -> Tensor:
-    """⟨row t, row s⟩ of matrices (…, t, a) and (…, s, a).
-
-    Products of few rows are added up in one go, however long they are: long ones are cut.
-    """
-    length = one.shape[-1]
-    if length > _LONG and min(one.shape[-2], two.shape[-2]) < THIN:
-        whole = length // _LONG * _LONG
-        cut = [
-            f[..., :whole].unflatten(-1, (-1, _LONG)).transpose(-2, -3).contiguous()
-            for f in ((one,) if one is two else (one, two))
-        ]
-        found = torch.matmul(cut[0], cut[-1].mT).sum(-3)
-        if whole < length:
-            found += torch.matmul(one[..., whole:], two[..., whole:].mT)
-        return found
-    if one.dim() == two.dim() == 3:  # matmul would look for axes to broadcast
-        return torch.bmm(one, two.mT)
-    return torch.matmul(one, two.mT)
-
-
 def widen(left: Tensor, right: Tensor, first: int, last: int) -> tuple[Tensor, Tensor]:
     """Some samples' factors, in float32 at least."""
     if last - first != left.shape[0]:
@@ -109,7 +87,7 @@ def matrices(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
         return outer_products(left.unsqueeze(2), right.unsqueeze(1), out)
     if left.shape[-2] == 1:
         return outer_products(left.mT, right, out)
-    return (torch.bmm if left.dim() == 3 else torch.matmul)(left.mT, right, out=out)
+    return sum_products(left, right, out)
 
 
 def apply_weights(left: Tensor, right: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
@@ -187,7 +165,7 @@ def sq_norms_from_rows(left: Tensor, right: Tensor) -> Tensor:
     for first, last in spans(n, a * line, 4 << 20):
         some, other = widen(left, right, first, last)
         for start, stop in spans(a, line * (last - first)):
-            matrix = torch.matmul(some[..., start:stop].mT, other)
+            matrix = sum_products(some[..., start:stop], other)
             found[first:last] += row_sq_norms(matrix)
     return found.to(real(right.dtype))
 

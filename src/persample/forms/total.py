@@ -84,7 +84,11 @@ class Total(Composite):
         return add_all([f.project(sketch) for f in self.forms])
 
     def dots(self, other: Form) -> Tensor:
-        """Bilinear: every pair of parts."""
+        """Bilinear: every pair of parts; with itself, those of two different ones only once."""
+        if other is self:
+            pairs = itertools.combinations(self.forms, 2)
+            crossed = [_between(f, g) for f, g in pairs]
+            return add_all([*(f.dots(f) for f in self.forms), *crossed, *(m.T for m in crossed)])
         others = other.forms if type(other) is Total else [other]
         return add_all([_between(f, g) for f in self.forms for g in others])
 

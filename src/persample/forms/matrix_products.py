@@ -1,0 +1,73 @@
+"""Matrix products of factors, computed in the way that takes least time for their sizes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from .rounding import THIN
+
+_CUT = 256  # terms that few products add up in one go
+_POSITIONS, _LENGTH = 32, 128  # of rows from which on products of stripes are computed once
+_SMALL = 1 << 23  # multiplications that take less time than the calls of stripes
+_LANES = 16  # numbers of one row of a product that are computed at once
+_TERMS, _ROWS = 64, 64  # of a narrow product that are worth turning it
+_PRODUCTS: dict[int, Callable[..., Tensor]] = {2: torch.mm, 3: torch.bmm}  # others broadcast
+
+
+def sum_products(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
+    """leftᵀ right of matrices (…, t, a) and (…, t, b): the sum over t of outer products."""
+    if not (right.shape[-1] < 2 * _LANES and _is_narrow(left, right)):
+        return _PRODUCTS.get(left.dim(), torch.matmul)(left.mT, right, out=out)
+    turned = _PRODUCTS.get(left.dim(), torch.matmul)(right.mT, left).mT
+    return turned.contiguous() if out is None else out.copy_(turned)
+
+
+def _is_narrow(left: Tensor, right: Tensor) -> bool:
+    """Whether rows of rightᵀ left are computed in less time: those of leftᵀ right fill no lanes."""
+    (t, a), b = left.shape[-2:], right.shape[-1]
+    if t < _TERMS or b < 2 or b % _LANES == 0 or left.device.type != "cpu":
+        return False
+    if b <= _LANES // 2 and left.stride(-1) != 1:
+        return False
+    return a >= _LANES and (a >= _ROWS or a % _LANES == 0)
+
+
+def rows_by_rows(one: Tensor, two: Tensor) -> Tensor:
+    """⟨row t, row s⟩ of matrices (…, t, a) and (…, s, a).
+
+    Products of few rows are added up in one go, however long they are: long ones are cut.
+    """
+    length = one.shape[-1]
+    if length > _CUT and min(one.shape[-2], two.shape[-2]) < THIN:
+        whole = length // _CUT * _CUT
+        cut = [
+            f[..., :whole].unflatten(-1, (-1, _CUT)).transpose(-2, -3).contiguous()
+            for f in ((one,) if one is two else (one, two))
+        ]
+        found = torch.matmul(cut[0], cut[-1].mT).sum(-3)
+        if whole < length:
+            found += torch.matmul(one[..., whole:], two[..., whole:].mT)
+        return found
+    if one.dim() == two.dim() == 3:  # matmul would look for axes to broadcast
+        t = one.shape[1]
+        if one is two and t >= _POSITIONS and length > _LENGTH and one.numel() * t > _SMALL:
+            return _by_stripes(one)
+        return torch.bmm(one, two.mT)
+    return torch.matmul(one, two.mT)
+
+
+def _by_stripes(rows: Tensor) -> Tensor:
+    """⟨row t, row s⟩ of (n, t, a) with themselves; those of two stripes of rows only once."""
+    n, t, _ = rows.shape
+    count = 2 if t < 3 * _POSITIONS else 3
+    starts = [t // count // 8 * 8 * k for k in range(count)]  # none is thin
+    found = rows.new_empty(n, t, t)
+    for first, last in itertools.pairwise([*starts, t]):
+        products = torch.bmm(rows[:, first:last], rows[:, first:].mT)
+        found[:, first:last, first:] = products
+        found[:, last:, first:last] = products[:, :, last - first :].mT
+    return found
