@@ -58,8 +58,12 @@ class ModuleCalls:
         """Hook them (undone when the block ends, and while a module runs)."""
         self._thread, self._gate = threading.get_ident(), Gate(self._before)
         self._only_recurrent = only_recurrent
-        hooked = [m for m in modules if not isinstance(m, torch.jit.ScriptModule)]
-        recurrent: list[nn.Module] = [m for m in hooked if isinstance(m, nn.RNNBase)]
+        hooked, recurrent = list(modules), list[nn.Module]()
+        kinds = set(map(type, hooked))  # few: asking each module takes longer
+        if any(issubclass(kind, torch.jit.ScriptModule) for kind in kinds):
+            hooked = [m for m in hooked if not isinstance(m, torch.jit.ScriptModule)]
+        if any(issubclass(kind, nn.RNNBase) for kind in kinds):
+            recurrent = [m for m in hooked if isinstance(m, nn.RNNBase)]
         hooked = recurrent if only_recurrent else hooked
         self._kwargs = [module._forward_pre_hooks_with_kwargs for module in hooked]
         self._hooks = [module._forward_pre_hooks for module in hooked]

@@ -63,16 +63,22 @@ class Plain:
 
 
 class Sequenced:
-    """A sequence or slice of such values."""
+    """A sequence or slice of such values; ``flat`` are the classes of numbers and names alone."""
 
-    __slots__ = ("kinds", "value")
+    __slots__ = ("flat", "kind", "kinds", "value")
 
     def __init__(self, value: Any) -> None:
-        self.value, self.kinds = value, _kinds(value)
+        self.value, self.kind, self.kinds = value, value.__class__, _kinds(value)
+        nested = self.kind is slice or any(isinstance(kind, tuple) for kind in self.kinds[1:])
+        self.flat = None if nested else list(map(type, value))
 
     def fits(self, value: Any) -> bool:
         """Whether another value is the same, of the same classes: 1, 1.0 and True are three."""
-        return bool(_kinds(value) == self.kinds and value == self.value)
+        if value.__class__ is not self.kind:
+            return False
+        if self.flat is None:
+            return bool(_kinds(value) == self.kinds and value == self.value)
+        return bool(value == self.value and list(map(type, value)) == self.flat)
 
 
 class Origins:

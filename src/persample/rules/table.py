@@ -61,6 +61,11 @@ def only_operand(use: Use, value: object = None) -> Operand:
 def by_sample(x: Tensor, layout: Layout, n: int, keep: int) -> Tensor:
     """(n, t, *last ``keep`` axes); rows of no sample must be zero and are dropped."""
     lead = x.dim() - keep
+    if layout.ids is None and layout.axis == 0 < lead:
+        if n and x.shape[0] == n * layout.inner and x.numel():  # one sample after the other
+            if lead < 3 and x.shape[0] == n:
+                return x if lead == 2 else x.unsqueeze(1)
+            return x.reshape(n, -1, *x.shape[lead:])
     if max(layout.axes, default=0) >= lead:
         raise Unsuited
     if layout.ids is not None:
@@ -69,8 +74,6 @@ def by_sample(x: Tensor, layout: Layout, n: int, keep: int) -> Tensor:
         return _rows_by_id(x, layout, n, lead)
     axis, inner = layout.axis, layout.inner
     size = x.shape[axis]
-    if axis == 0 and size == n and n and lead <= 2:
-        return x if lead == 2 else x.unsqueeze(1)
     if n == 0 or x.numel() == 0:
         return x.new_zeros((n, math.prod(x.shape[:lead]) // max(n, 1), *x.shape[lead:]))
     outer = size // (n * inner)
