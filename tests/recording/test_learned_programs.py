@@ -425,6 +425,23 @@ def test_values_are_compared(name: str) -> None:
         tape.backward(model(x, lambda h: wrong(h) * model.rows))
 
 
+@pytest.mark.parametrize("before", [(), (slice(None),)])
+def test_classes_in_a_sequence_are_compared(before: tuple[Any, ...]) -> None:
+    """A subscript of 1 takes an axis away, one of True adds one: samples are elsewhere."""
+
+    def pick(which: int) -> Any:
+        def picked(h: Tensor) -> Tensor:
+            some = h.view(N, 2, 2).permute(1, 2, 0)[(*before, which)]
+            return some.sum((0, 1, 2) if which is True else 0)
+
+        return between(lambda m, h: picked(h).unsqueeze(1) * m.rows)
+
+    model, x = Net().double(), torch.randn(N, 3).double()
+    for which in (1, True, 1):
+        learned(model, x, pick(which))
+        check(model, x, pick(which))
+
+
 def test_shapes_are_compared() -> None:
     """Positions are beside each other after a reshape: how many, the shape alone tells."""
     model = Net().double()
