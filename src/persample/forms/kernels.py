@@ -1,9 +1,10 @@
-"""Kernels of equal results, tried on the processor at hand: outer products, and zeros.
+"""Kernels of equal results, tried on the processor at hand: products, and zeros.
 
 Which of two kernels is faster can differ by a factor of two between processors. They are tried
 once per process, dtype and number of threads, when the first large result is asked for: products on
-memory of their own, zeros on the result. Only kernels that round alike compete, so a choice changes
-no number and no bound.
+memory of their own, zeros on the result. Outer products and zeros are the same numbers by either.
+Matrix products are rounded otherwise, within the same bounds; so another library than the one that
+torch's own matrix products use has to be faster by far, which it is in every process or in none.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ LARGE = 1 << 24  # elements of a result below which a broadcast product is taken
 _TRIAL = 1 << 23  # elements that a trial writes, several times
 _ROUNDS = 5
 _GAIN = 0.9  # another kernel than the first must be faster by this: a trial is noisy
-BROADCAST, MATRIX = "broadcast product", "matrix product"
+_FAR = 0.7  # where it rounds otherwise: no trial may come out the other way
+_SIDE = 384  # of the matrices of such a trial
+BROADCAST, MATRIX, ONEDNN = "broadcast product", "matrix product", "matrix product by oneDNN"
 _KERNELS: dict[str, Product] = {BROADCAST: torch.mul, MATRIX: torch.bmm}
 _chosen: dict[Class, str] = {}
 _CLEARED = 1 << 23  # bytes below which memory is cleared by stores, untried
@@ -83,6 +86,51 @@ def _may_try(column: Tensor) -> bool:
     )
 
 
+def by_onednn(one: Tensor, two: Tensor) -> Tensor:
+    """⟨row i, row j⟩ of matrices (m, k) and (p, k), by oneDNN.
+
+    It copies the first unless it is contiguous, and is very slow where the second has gaps.
+    """
+    if not (two.is_contiguous() or two.mT.is_contiguous()):
+        two = two.contiguous()
+    found: Tensor = torch.ops.mkldnn._linear_pointwise.default(one, two, None, "none", [], "")
+    return found
+
+
+def onednn_is_faster(one: Tensor, two: Tensor) -> bool:
+    """Whether large products of these matrices take much less time by oneDNN.
+
+    Torch's own are computed by a library that is slow on some processors of other makers.
+    """
+    if not (type(one) is type(two) is Tensor and one.dtype is two.dtype is torch.float32):
+        return False
+    if (
+        one.device.type != "cpu"
+        or not torch._C._get_mkldnn_enabled()
+        or torch.get_float32_matmul_precision() != "highest"
+        or torch.are_deterministic_algorithms_enabled()
+        or torch.compiler.is_compiling()
+    ):
+        return False
+    key = (torch.float32, -torch.get_num_threads())
+    found = _chosen.get(key)
+    if found is None:
+        found = _chosen[key] = _tried_products()
+    return found == ONEDNN
+
+
+def _tried_products() -> str:
+    """The usual library, unless oneDNN is there, right, and faster by far."""
+    one = torch.linspace(-1, 1, _SIDE * _SIDE, dtype=torch.float32, device="cpu")
+    one = one.sin_().view(_SIDE, _SIDE)
+    try:
+        right = torch.allclose(by_onednn(one, one), one @ one.T, rtol=1e-4, atol=1e-4)
+    except (AttributeError, RuntimeError):  # this build has none
+        return MATRIX
+    kernels = {MATRIX: lambda x: x @ x.T, ONEDNN: lambda x: by_onednn(x, x)}
+    return _fastest(kernels, one, gain=_FAR) if right else MATRIX
+
+
 def _tried(dtype: torch.dtype, a: int, b: int) -> str:
     """The faster kernel, into one buffer."""
     n = max(1, _TRIAL // (a * b))
@@ -90,7 +138,9 @@ def _tried(dtype: torch.dtype, a: int, b: int) -> str:
     return _fastest(_KERNELS, out.new_ones(n, a, 1), out.new_ones(n, 1, b), out=out)
 
 
-def _fastest(kernels: Mapping[str, Callable[..., Any]], *args: Tensor, **kwargs: Tensor) -> str:
+def _fastest(
+    kernels: Mapping[str, Callable[..., Any]], *args: Tensor, gain: float = _GAIN, **kwargs: Tensor
+) -> str:
     """The first kernel, unless another takes clearly less time; they run in turn."""
     seconds: dict[str, list[float]] = {name: [] for name in kernels}
     # other processes' time does not count, where no threads wait for each other
@@ -101,5 +151,5 @@ def _fastest(kernels: Mapping[str, Callable[..., Any]], *args: Tensor, **kwargs:
             kernel(*args, **kwargs)
             seconds[name].append(clock() - start)
     first, *others = kernels
-    best = {name: min(seconds[name]) for name in others} | {first: _GAIN * min(seconds[first])}
+    best = {name: min(seconds[name]) for name in others} | {first: gain * min(seconds[first])}
     return min(best, key=best.__getitem__)

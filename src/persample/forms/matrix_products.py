@@ -8,10 +8,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from .kernels import by_onednn, onednn_is_faster
 from .rounding import THIN
 
 _CUT = 256  # terms that few products add up in one go
 _POSITIONS, _LENGTH = 32, 128  # of rows from which on products of stripes are computed once
+_WORTH = 1 << 22  # multiplications that are worth a call of oneDNN's; half where nothing is copied
+_WIDE = 64  # rows and columns of such a product
 _SMALL = 1 << 23  # multiplications that take less time than the calls of stripes
 _LANES = 16  # numbers of one row of a product that are computed at once
 _TERMS, _ROWS = 64, 64  # of a narrow product that are worth turning it
@@ -20,10 +23,41 @@ _PRODUCTS: dict[int, Callable[..., Tensor]] = {2: torch.mm, 3: torch.bmm}  # oth
 
 def sum_products(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
     """leftᵀ right of matrices (…, t, a) and (…, t, b): the sum over t of outer products."""
+    if right.dim() < 4 and sums_by_onednn(left, right):
+        return _sums_by_onednn(left, right, out)
     if not (right.shape[-1] < 2 * _LANES and _is_narrow(left, right)):
         return _PRODUCTS.get(left.dim(), torch.matmul)(left.mT, right, out=out)
     turned = _PRODUCTS.get(left.dim(), torch.matmul)(right.mT, left).mT
     return turned.contiguous() if out is None else out.copy_(turned)
+
+
+def sums_by_onednn(left: Tensor, right: Tensor) -> bool:
+    """Whether oneDNN serves them: each matrix is worth a call, and copies of its factors."""
+    (t, a), b = left.shape[-2:], right.shape[-1]
+    if min(a, b) < _WIDE or t * a * b < _WORTH:
+        return False
+    return _is_dense(left) and _is_dense(right) and onednn_is_faster(left, right)
+
+
+def _is_dense(factor: Tensor) -> bool:
+    """Whether each matrix lies in one piece of memory, by rows or by columns."""
+    (rows, columns), strides = factor.shape[-2:], factor.stride()[-2:]
+    return strides in ((columns, 1), (1, rows))
+
+
+def _sums_by_onednn(left: Tensor, right: Tensor, out: Tensor | None) -> Tensor:
+    """A matrix is copied to its transpose first: if there is one alone, the smaller one."""
+    if left.dim() == 2:
+        turned = left.shape[1] > right.shape[1]
+        one, two = (right, left) if turned else (left, right)
+        found = by_onednn(one.mT, two.mT)
+        found = found.mT if turned else found
+        return found.contiguous() if out is None else out.copy_(found)
+    if out is None:
+        out = left.new_empty(left.shape[0], left.shape[2], right.shape[2])
+    for one, two, place in zip(left.mT.unbind(), right.mT.unbind(), out.unbind(), strict=True):
+        place.copy_(by_onednn(one, two))
+    return out
 
 
 def _is_narrow(left: Tensor, right: Tensor) -> bool:
@@ -42,6 +76,11 @@ def rows_by_rows(one: Tensor, two: Tensor) -> Tensor:
     Products of few rows are added up in one go, however long they are: long ones are cut.
     """
     length = one.shape[-1]
+    if one.dim() == two.dim() < 4 and _rows_by_onednn(one, two):
+        if one.dim() == 2:
+            return by_onednn(one, two)
+        pairs = zip(one.unbind(), two.unbind(), strict=True)
+        return torch.stack([by_onednn(x, y) for x, y in pairs])
     if length > _CUT and min(one.shape[-2], two.shape[-2]) < THIN:
         whole = length // _CUT * _CUT
         cut = [
@@ -58,6 +97,14 @@ def rows_by_rows(one: Tensor, two: Tensor) -> Tensor:
             return _by_stripes(one)
         return torch.bmm(one, two.mT)
     return torch.matmul(one, two.mT)
+
+
+def _rows_by_onednn(one: Tensor, two: Tensor) -> bool:
+    """Whether oneDNN serves them: nothing is copied."""
+    (m, length), p = one.shape[-2:], two.shape[-2]
+    if min(m, p) < _WIDE or m * p * length < _WORTH // 2:
+        return False
+    return _is_dense(one) and _is_dense(two) and onednn_is_faster(one, two)
 
 
 def _by_stripes(rows: Tensor) -> Tensor:

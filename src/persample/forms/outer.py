@@ -9,8 +9,8 @@ from torch import Tensor
 
 from .cost import Plan, cheapest, scratch, spans
 from .form import Form, Moments, real, row_sq_norms, wide
-from .kernels import MATRIX, outer_kernel
-from .matrix_products import sum_products
+from .kernels import MATRIX, ONEDNN, outer_kernel
+from .matrix_products import rows_by_rows, sum_products, sums_by_onednn
 from .position_products import (
     apply_weights,
     energies,
@@ -131,7 +131,7 @@ class Outer(Form):
     def rows_by(self) -> str:
         """The kernel of one position, tried on this processor where it is large."""
         if self.t != 1:
-            return MATRIX
+            return ONEDNN if sums_by_onednn(*self.given) else MATRIX
         left, right = (f.unsqueeze(1) if f.dim() == 2 else f for f in self.given)
         return outer_kernel(left.mT, right)
 
@@ -200,7 +200,7 @@ class Outer(Form):
             sums = torch.zeros(*each[:-1], a, b, dtype=dtype, device=self.device)
             for first, last in spans(self.n, item):
                 left, right = apply_weights(*self.narrowed(first, last).given, c[first:last])
-                (sums.addmm_ if one else sums.baddbmm_)(left.mT, right)
+                sums += sum_products(left, right)
             return sums.view(self.shape)
         left, right = apply_weights(*self.given, c)
         return sum_products(left, right).view(self.shape)
@@ -216,7 +216,7 @@ class Outer(Form):
         for first, last in spans(n if matrix.numel() else 0, k * t * b * wide(self.dtype).itemsize):
             left, right = self._wide(first, last)
             if k == 1:  # one product for all samples
-                moved = torch.mm(left.reshape(-1, a), matrix[0]).view(last - first, 1, t, b)
+                moved = rows_by_rows(left.reshape(-1, a), matrix[0].mT).view(last - first, 1, t, b)
             else:
                 moved = torch.matmul(left, matrix)
             out[first:last] = moved.mul_(right).sum((1, 2, 3))

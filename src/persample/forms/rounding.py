@@ -11,7 +11,7 @@ from torch import Tensor
 
 RUN = 4096  # squares that are added up in one go
 CUT = 512  # how many of them at a time where there are more
-_BLOCK = 256  # terms that a matrix product adds up one after the other
+_BLOCK = 1024  # terms that a matrix product adds up one after the other
 THIN = 16  # a result that is narrower is added up without blocks
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from ..cost import JOINED, WORK, WRITTEN, scratch
 from ..dense import Dense
 from ..form import Form, row_sq_norms
+from ..matrix_products import sum_products
 from ..outer import Outer
 from ..patches import Patches
 from ..rounding import Norms, fine_dtype, units
@@ -117,7 +118,7 @@ class Layers(Joined):
         c = c.to(self.dtype).unsqueeze(1)
         for left, right, weights, biases in self.sizes:
             left = left * c
-            found |= _by_name(weights, torch.matmul(left.mT, right))
+            found |= _by_name(weights, sum_products(left, right))
             if biases:
                 found |= _by_name(biases, left.sum(-2))
         return found
