@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 Product = Callable[..., Tensor]
-Class = tuple[torch.dtype | None, int]
+Class = tuple[torch.dtype | str | None, int]  # and the number of threads
 LARGE = 1 << 24  # elements of a result below which a broadcast product is taken untried
 _TRIAL = 1 << 23  # elements that a trial writes, several times
 _ROUNDS = 5
@@ -112,7 +112,7 @@ def onednn_is_faster(one: Tensor, two: Tensor) -> bool:
         or torch.compiler.is_compiling()
     ):
         return False
-    key = (torch.float32, -torch.get_num_threads())
+    key = (MATRIX, torch.get_num_threads())
     found = _chosen.get(key)
     if found is None:
         found = _chosen[key] = _tried_products()

@@ -152,13 +152,11 @@ def _by_blocks(left: Tensor, right: Tensor) -> Products:
 
 def inner_products(one: tuple[Tensor, Tensor], two: tuple[Tensor, Tensor]) -> Tensor:
     """⟨gᵢ, hⱼ⟩ of every pair of samples, factors (n, k, t, ·) and (m, k, s, ·): (n, m)."""
-    n, k, t, _ = one[0].shape
+    (n, k, t, _), (m, _, s, _) = one[0].shape, two[0].shape
     if k == 1:  # one product of all positions with all positions
-        shape = n, t, two[0].shape[0], -1
-        both = [
-            rows_by_rows(f.flatten(0, 2), g.flatten(0, 2)) for f, g in zip(one, two, strict=True)
-        ]
-        return both[0].mul_(both[1]).view(shape).sum((1, 3))
+        pairs = zip(one, two, strict=True)
+        left, right = (rows_by_rows(f.flatten(0, 2), g.flatten(0, 2)) for f, g in pairs)
+        return left.mul_(right).view(n, t, m, s).sum((1, 3))
     products = torch.einsum("nkta,mksa->nmkts", one[0], two[0])
     products *= torch.einsum("nktb,mksb->nmkts", one[1], two[1])
     return products.sum((2, 3, 4))
