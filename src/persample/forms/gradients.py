@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from .cost import LIMIT, scratch
-from .fast.stacked import Joined, stack_forms
+from .fast.joined import Joined
+from .fast.stacked import stack_forms
 from .fast.written_rows import Kept, kept_rows, pull_back_together
 from .form import Form
 from .merging import total
@@ -58,12 +59,15 @@ class Gradients:
         self, groups: Names, uses: Uses, joined: dict[str, Form], n: int, device: torch.device
     ) -> Tensor:
         """‖gᵢ‖² over groups of parameters: (groups, n). What is ``joined`` needs one group."""
-        return add_norms(_in_groups(self._stacked(groups, uses, joined), groups), n, device)
+        forms = self._stacked(groups, uses, joined, sums=False)
+        return add_norms(_in_groups(forms, groups), n, device)
 
-    def _stacked(self, groups: Names, uses: Uses, joined: dict[str, Form]) -> dict[str, Form]:
-        """Forms to take squares of: small ones of one group are joined."""
+    def _stacked(
+        self, groups: Names, uses: Uses, joined: dict[str, Form], *, sums: bool
+    ) -> dict[str, Form]:
+        """Forms to take squares of, and perhaps ``sums``: small ones of one group are joined."""
         forms = self.written([name for group in groups for name in group], uses)
-        return stack_forms(forms) | joined if len(groups) == 1 else forms
+        return stack_forms(forms, sums=sums) | joined if len(groups) == 1 else forms
 
     def weighted_sums(
         self, names: Iterable[str], uses: Uses, joined: dict[str, Form], c: Tensor
@@ -83,7 +87,7 @@ class Gradients:
         Rows are kept where that is cheaper, in the room for so many bytes; ``counted`` ones are
         part of the question's memory.
         """
-        forms = self._stacked(groups, uses, joined)
+        forms = self._stacked(groups, uses, joined, sums=True)
         rows = kept_rows(forms, room)
         if counted and rows:
             LIMIT.set(scratch() - sum(form.nbytes() for form in rows.values()))

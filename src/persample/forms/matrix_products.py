@@ -8,12 +8,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from .cost import spans
 from .kernels import by_onednn, onednn_is_faster
 from .rounding import THIN
 
 _CUT = 256  # terms that few products add up in one go
 _POSITIONS, _LENGTH = 32, 128  # of rows from which on products of stripes are computed once
 _WORTH = 1 << 22  # multiplications that are worth a call of oneDNN's; half where nothing is copied
+_TOGETHER = 1 << 20  # bytes of results that are copied side by side while they are in the cache
 _WIDE = 64  # rows and columns of such a product
 _SMALL = 1 << 23  # multiplications that take less time than the calls of stripes
 _LANES = 16  # numbers of one row of a product that are computed at once
@@ -53,10 +55,13 @@ def _sums_by_onednn(left: Tensor, right: Tensor, out: Tensor | None) -> Tensor:
         found = by_onednn(one.mT, two.mT)
         found = found.mT if turned else found
         return found.contiguous() if out is None else out.copy_(found)
+    (n, _, a), b = left.shape, right.shape[2]
     if out is None:
-        out = left.new_empty(left.shape[0], left.shape[2], right.shape[2])
-    for one, two, place in zip(left.mT.unbind(), right.mT.unbind(), out.unbind(), strict=True):
-        place.copy_(by_onednn(one, two))
+        out = left.new_empty(n, a, b)
+    lefts, rights = left.mT.unbind(), right.mT.unbind()
+    for first, last in spans(n, a * b * left.itemsize, _TOGETHER):
+        pairs = zip(lefts[first:last], rights[first:last], strict=True)
+        torch.stack([by_onednn(one, two) for one, two in pairs], out=out[first:last])
     return out
 
 

@@ -158,10 +158,10 @@ class Outer(Form):
             run, most = run_of(self.t, a, b), max(a, b)
             return Norms(
                 value, doubt, lambda: sq_error_of_products(diagonals, doubt, run, most),
-                units(a * b), exact=self._exactly,
+                units(a * b), exact=self.exactly,
             )  # fmt: skip
         value = sq_norms_from_rows(*self.given)
-        return Norms(value, None, self.sq_error, units(a * b), rows=True, exact=self._exactly)
+        return Norms(value, None, self.sq_error, units(a * b), rows=True, exact=self.exactly)
 
     def _norms_of_one_position(self, a: int, b: int) -> Norms:
         """‖l‖²‖r‖²: nothing can cancel, but a vanished square may be multiplied by a huge one."""
@@ -174,7 +174,7 @@ class Outer(Form):
         blocks = self.given[0].shape[1:-2].numel()
         return Norms(value, lost, units=4 * (math.sqrt(a) + math.sqrt(b)) + 16 + blocks)
 
-    def _exactly(self, which: Tensor) -> Tensor:
+    def exactly(self, which: Tensor) -> Tensor:
         """‖gᵢ‖² of a few samples from factors in double precision."""
         left, right = self.given
         return sq_norms_from_rows(left[which].double(), right[which].double())

@@ -22,22 +22,10 @@ from ..patches import Patches
 from ..rounding import Norms, fine_dtype, units
 from ..table_rows import Rows
 from ..total import Total
+from .joined import Joined
+from .joined_positions import Sequences, positions_key
 
 Forms = dict[str, Form]
-
-
-class Joined(Form):
-    """Gradients of several tensors, asked together; ``names`` are theirs."""
-
-    __slots__ = ("names",)
-
-    def __init__(self, n: int, names: Sequence[str], like: Tensor) -> None:
-        super().__init__(n, torch.Size(), like.dtype, like.device)
-        self.names = names
-
-    def sums(self, c: Tensor) -> dict[str, Tensor]:
-        """Σᵢ cᵢ gᵢ of every tensor."""
-        raise NotImplementedError
 
 
 class Stacked(Joined):
@@ -153,19 +141,31 @@ def _side_by_side(layers: Sequence[Layer]) -> Size:
     return Size(left, right, *zip(*names, strict=True))
 
 
-def _kinds(
-    forms: Mapping[str, Form], *, squares: bool
-) -> tuple[Forms, dict[str, Outer], list[Forms]]:
-    """Forms by what is joined with what: none, products of one position, rows of one dtype.
+class Kinds(NamedTuple):
+    """Forms by what is joined with what: none, products of one position, of several, and rows."""
 
-    A product on its own is written out if it is small; others where ``squares`` are asked for.
-    Copies take a quarter of the budget at most.
+    alone: Forms
+    products: dict[str, Outer]
+    sequences: list[dict[str, Outer]]
+    rows: list[Forms]
+
+
+def _kinds(forms: Mapping[str, Form], *, squares: bool, sums: bool) -> Kinds:
+    """Those of one dtype are joined.
+
+    A product on its own is written out if it is small; others where ``squares`` are asked for, and
+    products of positions are not enough because ``sums`` follow. Copies take a quarter of the
+    budget at most.
     """
     alone: Forms = {}
     products: dict[str, Outer] = {}
     rows: dict[Any, Forms] = {}
     room = scratch() // 4
+    sequences = [] if sums else _sequences(forms)
+    joined = {name for some in sequences for name in some}
     for name, form in forms.items():
+        if name in joined:
+            continue
         dtype = form.dtype
         size = _copied(form, squares) * dtype.itemsize if dtype in _DTYPES else 0
         if not 0 < size <= room:
@@ -180,16 +180,27 @@ def _kinds(
         name, one = products.popitem()
         short = one.n * one.size <= JOINED
         (rows.setdefault((one.dtype, one.device), {}) if short else alone)[name] = one
-    return alone, products, [*rows.values()]
+    return Kinds(alone, products, sequences, [*rows.values()])
 
 
-def stack_forms(forms: Mapping[str, Form], *, squares: bool = True) -> Forms:
+def _sequences(forms: Mapping[str, Form]) -> list[dict[str, Outer]]:
+    """Forms whose products of positions are joined: at least two of a kind."""
+    alike: dict[Any, dict[str, Any]] = {}
+    for name, form in forms.items():
+        key = positions_key(form) if form.dtype in _DTYPES else None
+        if key is not None:
+            alike.setdefault(key, {})[name] = form
+    return [some for some in alike.values() if len(some) > 1]
+
+
+def stack_forms(forms: Mapping[str, Form], *, squares: bool = True, sums: bool = True) -> Forms:
     """The same forms, small ones of one dtype and device joined under the first one's name.
 
     Sums alone are computed from the factors of what ``squares`` would be taken of as rows.
     """
-    found, products, rows = _kinds(forms, squares=squares)
+    found, products, sequences, rows = _kinds(forms, squares=squares, sums=sums)
     found |= join_layers([(*form.given, (name,)) for name, form in products.items()])
+    found |= {next(iter(some)): Sequences(some) for some in sequences}
     for some in rows:
         if len(some) == 1:
             found |= some
@@ -202,8 +213,9 @@ def stack_forms(forms: Mapping[str, Form], *, squares: bool = True) -> Forms:
 
 def name_joined(forms: Mapping[str, Form]) -> dict[str, str]:
     """How norms of forms that are joined with others are computed."""
-    _, products, rows = _kinds(forms, squares=True)
+    _, products, sequences, rows = _kinds(forms, squares=True, sums=False)
     found = dict.fromkeys(products, "one position, joined")
+    found |= {name: "gram, joined" for some in sequences for name in some}
     for some in rows:
         for name, form in some.items() if len(some) > 1 else ():
             found[name] = "stored rows, joined" if isinstance(form, Dense) else "rows, joined"

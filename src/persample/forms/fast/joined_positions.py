@@ -1,0 +1,70 @@
+"""Norms of several small tensors from products of positions, multiplied and judged together.
+
+Whatever the sides of its matrix, a layer's products of positions are (n, t, t): those of layers
+with as many positions are side by side like the blocks of one matrix. A sum would need one more
+product for each of them, so rows that serve both are cheaper where a sum follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..cost import JOINED
+from ..form import Form, add_all
+from ..matrix_products import rows_by_rows
+from ..outer import Outer
+from ..rounding import Norms, multiply_products, run_of, sq_error_of_products, units
+from .joined import Joined
+
+
+class Sequences(Joined):
+    """Outer products over positions, of one n, t and dtype, for norms alone."""
+
+    __slots__ = ("forms",)
+
+    def __init__(self, forms: Mapping[str, Outer]) -> None:
+        one = next(iter(forms.values()))
+        super().__init__(one.n, [*forms], one.given[0])
+        self.forms = forms
+
+    def norms(self) -> Norms:
+        """Those of all tensors together: of one matrix with as many blocks."""
+        forms, known = list(self.forms.values()), dict[Any, Tensor]()
+        one, two = [
+            torch.stack([_products(form.given[k], known) for form in forms], 1) for k in (0, 1)
+        ]
+        sides = [form.key()[1:] for form in forms]
+        a, b = (max(side) for side in zip(*sides, strict=True))
+        value, doubt, diagonals = multiply_products(one, two, a, b)
+        run = max([run_of(forms[0].t, *side) for side in sides])
+        return Norms(
+            value, doubt, lambda: sq_error_of_products(diagonals, doubt, run, max(a, b)),
+            units(max([form.size for form in forms])) + len(forms),
+            exact=lambda which: add_all([form.exactly(which) for form in forms]),
+        )  # fmt: skip
+
+
+def _products(factor: Tensor, known: dict[Any, Tensor]) -> Tensor:
+    """⟨row t, row s⟩ of every sample; those of a factor of several layers once."""
+    key = factor.data_ptr(), factor.shape, factor.stride()
+    found = known.get(key)
+    if found is None:
+        found = known[key] = rows_by_rows(factor, factor)
+    return found
+
+
+def positions_key(form: Form) -> Any:
+    """What forms have in common whose products of positions are joined; None if they are not.
+
+    They are small, and cheaper than rows.
+    """
+    if type(form) is not Outer or form.given[0].dim() != 3:
+        return None
+    n, t, _ = form.given[0].shape
+    if not (t > 1 and 0 < n * t * t <= JOINED) or form.plan().way != "gram":
+        return None
+    return n, t, form.dtype, form.device
