@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -19,11 +21,10 @@ def outer(n: int, t: int, a: int, b: int, dtype: torch.dtype = torch.float64) ->
     return Outer(left, right, torch.Size((a, b)))
 
 
-def total(forms: dict[str, Form]) -> Tensor:
+def total(forms: Mapping[str, Form]) -> Tensor:
     """‖gᵢ‖² over all forms, from rows in double precision."""
-    return torch.stack([f.dense().double().flatten(1).square().sum(1) for f in forms.values()]).sum(
-        0
-    )
+    rows = torch.cat([form.dense().double().flatten(1) for form in forms.values()], 1)
+    return rows.square().sum(1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -31,10 +32,8 @@ def total(forms: dict[str, Form]) -> Tensor:
 def test_norms_are_those_of_all_layers(n: int, t: int, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     sides = [(40, 60), (64, 64), (50, 300)]
-    forms: dict[str, Form] = {f"{a}": outer(n, t, a, b, dtype) for a, b in sides}
-    (joined,) = stack_forms(forms, sums=False).values()
-    assert isinstance(joined, Sequences)
-    found = joined.norms()
+    forms = {f"{a}": outer(n, t, a, b, dtype) for a, b in sides}
+    found = Sequences(forms).norms()
     torch.testing.assert_close(found.value.double(), total(forms), rtol=1e-4, atol=0)
     assert (found.surely() >= total(forms)).all()
     assert found.exact is not None
@@ -50,11 +49,9 @@ def test_products_of_one_factor_are_computed_once(monkeypatch: pytest.MonkeyPatc
         return one @ two.mT
 
     monkeypatch.setattr(joined_positions, "rows_by_rows", counted)
-    forms: dict[str, Form] = {
-        str(k): Outer(torch.randn(3, 4, 40), shared, torch.Size((40, 40))) for k in range(3)
-    }
-    (joined,) = stack_forms(forms, sums=False).values()
-    torch.testing.assert_close(joined.norms().value.double(), total(forms), rtol=1e-4, atol=0)
+    forms = {str(k): Outer(torch.randn(3, 4, 40), shared, torch.Size((40, 40))) for k in range(3)}
+    norms = Sequences(forms).norms().value.double()
+    torch.testing.assert_close(norms, total(forms), rtol=1e-4, atol=0)
     assert len(calls) == 4
 
 
@@ -64,14 +61,17 @@ def test_what_is_joined() -> None:
     def joined(forms: dict[str, Form], *, sums: bool = False) -> bool:
         return any(isinstance(f, Sequences) for f in stack_forms(forms, sums=sums).values())
 
-    assert joined({"a": outer(3, 4, 40, 40), "b": outer(3, 4, 50, 30)})
-    assert not joined({"a": outer(3, 4, 40, 40), "b": outer(3, 4, 50, 30)}, sums=True)
-    assert not joined({"a": outer(3, 4, 40, 40), "b": outer(3, 5, 40, 40)})
-    assert not joined({"a": outer(3, 4, 40, 40), "b": outer(3, 4, 40, 40, torch.float32)})
-    assert not joined({"a": outer(3, 40, 8, 8), "b": outer(3, 40, 8, 8)})
-    assert not joined({"a": outer(3, 200, 500, 500), "b": outer(3, 200, 500, 500)})
-    assert not joined({"a": outer(3, 1, 40, 40), "b": outer(3, 1, 40, 40)})
-    assert not joined({"a": outer(0, 4, 40, 40), "b": outer(0, 4, 40, 40)})
+    def some(n: int, t: int, a: int, b: int, count: int = 4) -> dict[str, Form]:
+        return {str(k): outer(n, t, a, b) for k in range(count)}
+
+    assert joined(some(8, 16, 128, 128))
+    assert not joined(some(8, 16, 128, 128), sums=True)
+    assert not joined(some(8, 16, 128, 128, 2))  # calls would take longer
+    mixed = some(8, 16, 128, 128) | {"other": outer(8, 17, 128, 120)}
+    found = stack_forms(mixed, sums=False)
+    assert [type(form) for form in found.values()] == [Sequences, Outer]
+    for n, t, a, b in ((8, 16, 40, 40), (3, 40, 8, 8), (8, 1, 120, 120), (0, 4, 120, 120)):
+        assert not joined(some(n, t, a, b))
 
 
 class Cancelling(nn.Module):
@@ -88,7 +88,10 @@ class Cancelling(nn.Module):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_positions_that_cancel_are_computed_again(dtype: torch.dtype) -> None:
+def test_positions_that_cancel_are_computed_again(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    monkeypatch.setattr(joined_positions, "_PAYS", 0)
     torch.manual_seed(0)
     model = Cancelling().to(dtype)
     x = torch.randn(3, 1, 48, dtype=dtype).expand(3, 8, 48).contiguous()

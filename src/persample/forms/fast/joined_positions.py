@@ -20,6 +20,8 @@ from ..outer import Outer
 from ..rounding import Norms, multiply_products, run_of, sq_error_of_products, units
 from .joined import Joined
 
+_PAYS = 1 << 22  # multiplications that take more time than the calls of products of positions
+
 
 class Sequences(Joined):
     """Outer products over positions, of one n, t and dtype, for norms alone."""
@@ -57,14 +59,17 @@ def _products(factor: Tensor, known: dict[Any, Tensor]) -> Tensor:
     return found
 
 
-def positions_key(form: Form) -> Any:
-    """What forms have in common whose products of positions are joined; None if they are not.
+def by_positions(forms: Mapping[str, Form]) -> list[dict[str, Outer]]:
+    """Those of forms of one dtype whose norms take far less time this way than from rows."""
+    alike: dict[Any, dict[str, Outer]] = {}
+    for name, form in forms.items():
+        if type(form) is Outer and form.given[0].dim() == 3:
+            n, t, _ = form.given[0].shape
+            if t > 1 and n * t * t <= JOINED:
+                alike.setdefault((n, t), {})[name] = form
+    return [some for some in alike.values() if len(some) > 1 and _saved(some) > _PAYS]
 
-    They are small, and cheaper than rows.
-    """
-    if type(form) is not Outer or form.given[0].dim() != 3:
-        return None
-    n, t, _ = form.given[0].shape
-    if not (t > 1 and 0 < n * t * t <= JOINED) or form.plan().way != "gram":
-        return None
-    return n, t, form.dtype, form.device
+
+def _saved(forms: Mapping[str, Outer]) -> int:
+    """Multiplications that writing rows out would take beyond products of positions."""
+    return sum([form.work() - form.plan().cost for form in forms.values()])

@@ -23,7 +23,7 @@ from ..rounding import Norms, fine_dtype, units
 from ..table_rows import Rows
 from ..total import Total
 from .joined import Joined
-from .joined_positions import Sequences, positions_key
+from .joined_positions import Sequences, by_positions
 
 Forms = dict[str, Form]
 
@@ -161,11 +161,7 @@ def _kinds(forms: Mapping[str, Form], *, squares: bool, sums: bool) -> Kinds:
     products: dict[str, Outer] = {}
     rows: dict[Any, Forms] = {}
     room = scratch() // 4
-    sequences = [] if sums else _sequences(forms)
-    joined = {name for some in sequences for name in some}
     for name, form in forms.items():
-        if name in joined:
-            continue
         dtype = form.dtype
         size = _copied(form, squares) * dtype.itemsize if dtype in _DTYPES else 0
         if not 0 < size <= room:
@@ -180,17 +176,13 @@ def _kinds(forms: Mapping[str, Form], *, squares: bool, sums: bool) -> Kinds:
         name, one = products.popitem()
         short = one.n * one.size <= JOINED
         (rows.setdefault((one.dtype, one.device), {}) if short else alone)[name] = one
-    return Kinds(alone, products, sequences, [*rows.values()])
-
-
-def _sequences(forms: Mapping[str, Form]) -> list[dict[str, Outer]]:
-    """Forms whose products of positions are joined: at least two of a kind."""
-    alike: dict[Any, dict[str, Any]] = {}
-    for name, form in forms.items():
-        key = positions_key(form) if form.dtype in _DTYPES else None
-        if key is not None:
-            alike.setdefault(key, {})[name] = form
-    return [some for some in alike.values() if len(some) > 1]
+    sequences = []
+    for some in () if sums else rows.values():
+        for alike in by_positions(some):
+            sequences.append(alike)
+            for name in alike:
+                del some[name]
+    return Kinds(alone, products, sequences, [some for some in rows.values() if some])
 
 
 def stack_forms(forms: Mapping[str, Form], *, squares: bool = True, sums: bool = True) -> Forms:
