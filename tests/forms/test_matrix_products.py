@@ -52,6 +52,7 @@ def onednn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     monkeypatch.setattr(matrix_products, "by_onednn", counted)
     monkeypatch.setattr(kernels, "_chosen", {})
     monkeypatch.setattr(kernels, "_tried_products", lambda: kernels.ONEDNN)
+    monkeypatch.setattr(kernels, "_sizes", set())
     return shapes
 
 
@@ -80,7 +81,7 @@ def test_products_by_onednn_are_rounded_as_bounds_say(
         assert error_in_units(sum_products(left[0], right[0]), torch.tensor(exact)) < limit
         rows = rows_by_rows(left.mT.contiguous(), right.mT.contiguous())
         assert error_in_units(rows, torch.tensor(exact)) < limit
-    assert len(onednn) == 4 * 5
+    assert len(onednn) == 4 * (4 + t // matrix_products._TERMS_AT_ONCE)
 
 
 def test_products_by_onednn_are_right(onednn: list[tuple[int, ...]]) -> None:
@@ -117,11 +118,32 @@ def test_what_onednn_does_not_serve(
     assert not onednn
 
 
+def test_onednn_serves_so_many_sizes(
+    onednn: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It keeps code for each: sequences of many lengths would fill the memory."""
+    monkeypatch.setattr(kernels, "_SIZES", 3)
+    for t in (5, 6, 7, 8, 9, 5):
+        left = torch.randn(2, t, 20)
+        torch.testing.assert_close(sum_products(left, left), left.mT @ left)
+    assert {shape[1] for shape in onednn} == {5, 6, 7}
+    assert len(onednn) == 2 * 4
+
+
+def test_sums_of_every_batch_size_are_of_one_size(onednn: list[tuple[int, ...]]) -> None:
+    for count in (511, 512, 700, 1024, 1100):
+        left, right = torch.randn(count, 20).double(), torch.randn(count, 30).double()
+        found = sum_products(left.float(), right.float())
+        torch.testing.assert_close(found.double(), left.T @ right, rtol=1e-4, atol=1e-4)
+    assert set(onednn) == {(20, 512, 30)}
+    assert len(onednn) == 1 + 1 + 2 + 2
+
+
 class Subclass(Tensor):
     """Any subclass: its kernels are its own."""
 
 
-@pytest.mark.parametrize("switch", ["mkldnn", "precision"])
+@pytest.mark.parametrize("switch", ["mkldnn", "precision", "backends"])
 def test_the_caller_may_rule_out_onednn(onednn: list[tuple[int, ...]], switch: str) -> None:
     left = torch.randn(3, 50, 20)
     if switch == "mkldnn":
@@ -130,6 +152,13 @@ def test_the_caller_may_rule_out_onednn(onednn: list[tuple[int, ...]], switch: s
             sum_products(left, left)
         finally:
             torch._C._set_mkldnn_enabled(True)
+    elif switch == "backends":
+        matmul = torch.backends.mkldnn.matmul
+        before, matmul.fp32_precision = matmul.fp32_precision, "bf16"
+        try:
+            sum_products(left, left)
+        finally:
+            matmul.fp32_precision = before
     else:
         torch.set_float32_matmul_precision("high")
         try:

@@ -24,8 +24,8 @@ from .total import Pieces
 
 Names = Sequence[Sequence[str]]  # groups of parameters
 Uses = Mapping[str, list[Form]]
-_DOUBT = {torch.float32: 2e-3, torch.float64: 1e-9}  # of a square; more is computed again
-_OFF = 2e-2  # the same of rows that are rounded: they take longer
+_DOUBT = {torch.float32: 8e-3, torch.float64: 4e-9}  # of a square; more is computed again
+_OFF = 3e-2  # the same of rows that are rounded: they take longer
 _WIDTH = attrgetter("itemsize")
 _NOTHING = 1e10  # squares of so many times the least number are none
 

@@ -26,9 +26,11 @@ _ROUNDS = 5
 _GAIN = 0.9  # another kernel than the first must be faster by this: a trial is noisy
 _FAR = 0.7  # where it rounds otherwise: no trial may come out the other way
 _SIDE = 384  # of the matrices of such a trial
+_SIZES = 128  # of products by oneDNN, which keeps about a megabyte for each
 BROADCAST, MATRIX, ONEDNN = "broadcast product", "matrix product", "matrix product by oneDNN"
 _KERNELS: dict[str, Product] = {BROADCAST: torch.mul, MATRIX: torch.bmm}
 _chosen: dict[Class, str] = {}
+_sizes: set[tuple[int, int, int]] = set()
 _CLEARED = 1 << 23  # bytes below which memory is cleared by stores, untried
 
 
@@ -72,6 +74,14 @@ def outer_kernel(column: Tensor, row: Tensor) -> str:
     return found
 
 
+def _in_full_precision() -> bool:
+    """Whether the caller lets no product round its factors first."""
+    try:
+        return torch.get_float32_matmul_precision() == "highest"
+    except RuntimeError:  # it was set by another interface of torch's
+        return False
+
+
 def _may_try(column: Tensor) -> bool:
     """Whether a matrix product gives the same numbers, and the same kernel need not run every time.
 
@@ -81,7 +91,7 @@ def _may_try(column: Tensor) -> bool:
         column.dim() == 3
         and column.device.type == "cpu"
         and column.dtype in (torch.float32, torch.float64)
-        and torch.get_float32_matmul_precision() == "highest"
+        and _in_full_precision()
         and not torch.are_deterministic_algorithms_enabled()
     )
 
@@ -97,17 +107,18 @@ def by_onednn(one: Tensor, two: Tensor) -> Tensor:
     return found
 
 
-def onednn_is_faster(one: Tensor, two: Tensor) -> bool:
+def onednn_is_faster(one: Tensor, two: Tensor, size: tuple[int, int, int]) -> bool:
     """Whether large products of these matrices take much less time by oneDNN.
 
-    Torch's own are computed by a library that is slow on some processors of other makers.
+    Torch's own are computed by a library that is slow on some processors of other makers. Where
+    sizes change all the time, only the first ones are served.
     """
     if not (type(one) is type(two) is Tensor and one.dtype is two.dtype is torch.float32):
         return False
     if (
         one.device.type != "cpu"
         or not torch._C._get_mkldnn_enabled()
-        or torch.get_float32_matmul_precision() != "highest"
+        or not _in_full_precision()
         or torch.are_deterministic_algorithms_enabled()
         or torch.compiler.is_compiling()
     ):
@@ -116,7 +127,10 @@ def onednn_is_faster(one: Tensor, two: Tensor) -> bool:
     found = _chosen.get(key)
     if found is None:
         found = _chosen[key] = _tried_products()
-    return found == ONEDNN
+    if found != ONEDNN or (size not in _sizes and len(_sizes) >= _SIZES):
+        return False
+    _sizes.add(size)
+    return True
 
 
 def _tried_products() -> str:
@@ -125,7 +139,7 @@ def _tried_products() -> str:
     one = one.sin_().view(_SIDE, _SIDE)
     try:
         right = torch.allclose(by_onednn(one, one), one @ one.T, rtol=1e-4, atol=1e-4)
-    except (AttributeError, RuntimeError):  # this build has none
+    except (AttributeError, RuntimeError, TypeError):  # this build has none, or another
         return MATRIX
     kernels = {MATRIX: lambda x: x @ x.T, ONEDNN: lambda x: by_onednn(x, x)}
     return _fastest(kernels, one, gain=_FAR) if right else MATRIX

@@ -16,6 +16,7 @@ _CUT = 256  # terms that few products add up in one go
 _POSITIONS, _LENGTH = 32, 128  # of rows from which on products of stripes are computed once
 _WORTH = 1 << 22  # multiplications that are worth a call of oneDNN's; half where nothing is copied
 _TOGETHER = 1 << 20  # bytes of results that are copied side by side while they are in the cache
+_TERMS_AT_ONCE = 512  # of a sum by oneDNN
 _WIDE = 64  # rows and columns of such a product
 _SMALL = 1 << 23  # multiplications that take less time than the calls of stripes
 _LANES = 16  # numbers of one row of a product that are computed at once
@@ -36,9 +37,11 @@ def sum_products(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tens
 def sums_by_onednn(left: Tensor, right: Tensor) -> bool:
     """Whether oneDNN serves them: each matrix is worth a call, and copies of its factors."""
     (t, a), b = left.shape[-2:], right.shape[-1]
+    if left.dim() == 2:
+        t = _TERMS_AT_ONCE if t >= _TERMS_AT_ONCE else 0
     if min(a, b) < _WIDE or t * a * b < _WORTH:
         return False
-    return _is_dense(left) and _is_dense(right) and onednn_is_faster(left, right)
+    return _is_dense(left) and _is_dense(right) and onednn_is_faster(left, right, (a, t, b))
 
 
 def _is_dense(factor: Tensor) -> bool:
@@ -48,11 +51,20 @@ def _is_dense(factor: Tensor) -> bool:
 
 
 def _sums_by_onednn(left: Tensor, right: Tensor, out: Tensor | None) -> Tensor:
-    """A matrix is copied to its transpose first: if there is one alone, the smaller one."""
+    """A matrix is copied to its transpose first: if there is one alone, the smaller one.
+
+    Of one matrix, as many terms are added up at once whatever their number: batches differ in it.
+    """
     if left.dim() == 2:
         turned = left.shape[1] > right.shape[1]
         one, two = (right, left) if turned else (left, right)
-        found = by_onednn(one.mT, two.mT)
+        whole = left.shape[0] // _TERMS_AT_ONCE * _TERMS_AT_ONCE
+        found = by_onednn(one[:_TERMS_AT_ONCE].mT, two[:_TERMS_AT_ONCE].mT)
+        for first in range(_TERMS_AT_ONCE, whole, _TERMS_AT_ONCE):
+            part = slice(first, first + _TERMS_AT_ONCE)
+            found += by_onednn(one[part].mT, two[part].mT)
+        if whole < left.shape[0]:
+            found.addmm_(one[whole:].mT, two[whole:])
         found = found.mT if turned else found
         return found.contiguous() if out is None else out.copy_(found)
     (n, _, a), b = left.shape, right.shape[2]
@@ -109,7 +121,7 @@ def _rows_by_onednn(one: Tensor, two: Tensor) -> bool:
     (m, length), p = one.shape[-2:], two.shape[-2]
     if min(m, p) < _WIDE or m * p * length < _WORTH // 2:
         return False
-    return _is_dense(one) and _is_dense(two) and onednn_is_faster(one, two)
+    return _is_dense(one) and _is_dense(two) and onednn_is_faster(one, two, (m, length, p))
 
 
 def _by_stripes(rows: Tensor) -> Tensor:

@@ -119,9 +119,10 @@ def run_of(t: int, a: int, b: int) -> int:
 def error_units(t: int, run: int) -> float:
     """By how many units of its terms' sizes a sum of t terms in such runs may be off.
 
-    Terms that are alike are rounded alike: the sum goes astray by a fifth of a unit with each.
+    The size is √t times that of all terms as a vector. Every partial sum is rounded by half a unit
+    of itself; partial sums of k terms are √(k³/3) times that vector together, at the most.
     """
-    return 8 + (run + t / max(run, 1)) / 5
+    return 8 + (run + t / max(run, 1)) / math.sqrt(12)
 
 
 def norms_of_last_axis(rows: Tensor) -> Tensor:
@@ -172,8 +173,8 @@ def per_sample(numbers: Tensor) -> Tensor:
 
 
 def _lost(length: int) -> float:
-    """Units by which a product of so many terms, all of one sign, may be off: measured, doubled.
+    """Half units by which a product of so many terms, all of one sign, may be off.
 
-    Terms are added one after the other in blocks of some hundred.
+    Terms are added one after the other in blocks: one large term may swallow all that follow it.
     """
-    return 4 + max(min(length, _BLOCK) / 4, math.sqrt(length) / 2)
+    return 4 + min(length, _BLOCK) + length / _BLOCK
