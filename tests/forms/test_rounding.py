@@ -5,6 +5,7 @@ Kernels add up in lanes and blocks, or in one go where a result is narrow or mem
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -177,3 +178,81 @@ def test_uses_are_added_up_in_float32(dtype: torch.dtype) -> None:
     parts = [torch.full((1, 3), 256.0, dtype=dtype), *[torch.ones(1, 3, dtype=dtype)] * 64]
     form = total([Dense(part) for part in parts])
     assert float(sq_norms(form)) == pytest.approx(3 * 320.0**2, rel=1e-6)
+
+
+def swallowing(length: int) -> tuple[Tensor, Tensor]:
+    """In products with themselves, one large term swallows all that follow it.
+
+    The second is the first with every other small number negative.
+    """
+    one = torch.full((length,), 2.0**-12 * (1 - 2.0**-12))
+    one[0] = 1
+    other = one.clone()
+    other[2::2] *= -1
+    return one, other
+
+
+@pytest.mark.parametrize("lean", [False, True])
+@pytest.mark.parametrize(
+    ("t", "alike", "a", "b"), [(32, 17, 192, 192), (32, 17, 100, 100), (64, 37, 512, 300)]
+)
+def test_products_that_swallow_what_is_left(t: int, alike: int, a: int, b: int, lean: bool) -> None:
+    """Two groups of positions nearly cancel, and what is swallowed is most of their difference."""
+    (x, y), (g, h) = swallowing(a), swallowing(b)
+    inputs = torch.stack([x] * alike + [y] * (t - alike)).unsqueeze(0)
+    seeds = torch.stack([g] * alike + [-h] * (t - alike)).unsqueeze(0)
+    exact = float((seeds[0].double().T @ inputs[0].double()).norm())
+    model, bound = nn.Linear(a, b, bias=False), exact / 2
+    with persample.record(model, lean=lean) as tape:
+        tape.backward((model(inputs) * seeds).sum((1, 2)))
+    clipped = tape.clipped_sum(bound)["weight"]
+    assert float(clipped.double().norm()) <= bound * (1 + 1e-6)
+
+
+def going_astray(count: int, scale: float) -> Tensor:
+    """Numbers whose sum, one after the other, is rounded down; times ``scale``, it is rounded up.
+
+    They are chosen one by one, as those that widen the gap most.
+    """
+    fractions = torch.tensor([0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.45, 0.49], dtype=torch.float64)
+    found: list[float] = []
+    low = high = torch.zeros((), dtype=torch.float32)
+    usual = 1 / (0.7 * count)
+    while len(found) < count:
+        unit = 2.0 ** (math.floor(math.log2(float(low))) - 23) if low > 0 else 1.0
+        some = (math.floor(usual / unit) + fractions) * unit if unit <= usual else None
+        if low >= 1:
+            some = fractions.new_full((1,), 2.0**-24 * (1 - 2.0**-19))
+        elif some is None:
+            some = fractions.new_full((1,), usual)
+        tries = some.float().double()
+        down, up = (low.double() + tries).float(), (high.double() + scale * tries).float()
+        lost = low.double() + tries - down.double()
+        won = (up.double() - high.double() - scale * tries) / scale
+        best = int((lost + won).argmax())
+        found.append(float(tries[best]))
+        low, high = down[best], up[best]
+    return torch.tensor(found, dtype=torch.float64).float()
+
+
+@pytest.mark.parametrize("t", [2000, 5000])
+def test_rows_that_are_rounded_down_and_their_sum_up(t: int) -> None:
+    scale = 0.5 * (1 + 2.0**-17)
+    x = going_astray(t, scale).view(1, t, 1).expand(1, t, 3).contiguous()
+    model = nn.Linear(3, 3, bias=False)
+
+    def tape() -> persample.Tape:
+        with persample.record(model, lean=True) as found:
+            found.backward(model(x).sum((1, 2)))
+        return found
+
+    seen: list[Tensor] = []
+
+    def rule(norms: Tensor) -> Tensor:
+        seen.append(norms)
+        return 1 / norms
+
+    tape().clipped_sum(1.0, rule=rule)
+    bound = float(seen[0]) * scale
+    clipped = tape().clipped_sum(bound)["weight"]
+    assert float(clipped.double().norm()) <= bound * (1 + 1e-6)

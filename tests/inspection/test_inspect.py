@@ -487,3 +487,11 @@ def test_a_file_that_is_no_report(text: str, tmp_path: Path) -> None:
         report().compare(path)
     with pytest.raises(persample.UsageError, match="cannot be read"):
         load(tmp_path / "none.json")
+
+
+def test_another_default_dtype() -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert len(report().suspects(5)) == 5
+    finally:
+        torch.set_default_dtype(torch.float32)

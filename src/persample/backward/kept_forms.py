@@ -96,6 +96,7 @@ def add_to_grad(context: Context, collector: Collector) -> None:
 def write_grad(context: Context, sums: Mapping[str, Tensor]) -> None:
     """Add sums to ``.grad``; where the model is spread over processes, as it does itself."""
     selected, processes = context.parameters.selected, context.processes
+    context.backward.written.update(sums)
     with torch._C.DisableTorchFunction(), torch.no_grad():
         typed = {k: g.detach().to(selected[k].dtype) for k, g in sums.items()}
         if processes is not None:

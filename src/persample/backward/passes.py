@@ -34,6 +34,7 @@ from .loss_checks import (
 )
 from .one_by_one import OneByOne
 from .plain_step import estimating
+from .several_passes import expect_to_be_added
 
 
 class Passes:
@@ -54,7 +55,19 @@ class Passes:
             seed = torch.full_like(losses, factor)
         self.run_checked(losses, seed, factor, retain_graph)
 
-    def run_checked(self, losses: Tensor, seed: Tensor, factor: float, retain_graph: bool) -> None:
+    def run_plain(self, losses: Tensor, seed: Tensor, retain_graph: bool) -> None:
+        """A ``backward()`` of the caller's own."""
+        self.run_checked(losses, seed, 1.0, retain_graph, plain=True)
+
+    def run_checked(
+        self,
+        losses: Tensor,
+        seed: Tensor,
+        factor: float,
+        retain_graph: bool,
+        *,
+        plain: bool = False,
+    ) -> None:
         """Back-propagate proven losses, and prove afterwards that nothing was missed."""
         context, backward = self._context, self._context.backward
         options = context.options
@@ -63,7 +76,7 @@ class Passes:
             proof = self._prove(losses)
         expect_possible(self._context, done=self._collector.consumer.done)
         if proof is None:  # recomputation has to see the recorder here, too
-            self._loop(losses, retain_graph)
+            self._loop(losses, retain_graph, plain)
             return
         scalar, coupled = proof
         expect_one_each(context, scalar=scalar)
@@ -77,7 +90,10 @@ class Passes:
         # second derivatives pass no taps: that they are missing says nothing against the proof
         proven = trouble is None and (context.user_code.second_order or looped)
         if trouble is None:
-            self._expect_joined(before)
+            if plain and not context.batches.reached and isinstance(self._collector.consumer, Kept):
+                backward.ordered, backward.reference = before
+                return  # of another model, perhaps
+            self._expect_joined(before, plain)
             self._remember()
             backward.scalar = backward.scalar or scalar
             backward.coupled = backward.coupled or coupled
@@ -95,7 +111,7 @@ class Passes:
         backward.trouble = None
         backward.apart = backward.apart and proven
         self._collector.consumer.rollback()
-        self._loop(losses, retain_graph)
+        self._loop(losses, retain_graph, plain)
 
     def _prove(self, losses: Tensor) -> tuple[bool, Reason | None] | None:
         """Whether the losses are one number, and what couples them; None where a loop is left."""
@@ -123,22 +139,24 @@ class Passes:
                     raise slot_exchanged(None, name)
         self._inputs.guess.expect_agreement(losses, self._context.n)
 
-    def _expect_joined(self, before: tuple[bool, list[Tensor | None]]) -> None:
-        """Refuse a pass from a second batch, and leave everything as it was."""
+    def _expect_joined(self, before: tuple[bool, list[Tensor | None]], plain: bool) -> None:
+        """Refuse a pass that is not to be added to those before; leave everything as it was."""
         backward = self._context.backward
         try:
             self._context.batches.expect_joined(first=not backward.count)
+            expect_to_be_added(self._context, self._inputs.calls, plain=plain)
         except UsageError:
             self._collector.consumer.rollback()
             backward.ordered, backward.reference = before
             raise
 
-    def _loop(self, losses: Tensor, retain_graph: bool) -> None:
+    def _loop(self, losses: Tensor, retain_graph: bool, plain: bool) -> None:
         """One pass per loss; the losses themselves tell which batches they are of."""
         backward = self._context.backward
         known = self._context.states.table.get(id(losses))
         batches = 0 if known is None else known.batches
         self._context.batches.expect_joined(first=not backward.count, batches=batches)
+        expect_to_be_added(self._context, self._inputs.calls, plain=plain)
         sums = self._one_by_one.run(losses, retain_graph=retain_graph)
         backward.extracted = backward.extracted or self._guards.numbers.before(losses)
         backward.count += 1

@@ -63,11 +63,11 @@ def run_backward(
     if seeds is not None:
         # rows are weighted gradients
         context.backward.scalar |= bool((seeds != 1).any())
-        passes.run_checked(root, seeds, 1.0, retain)
+        passes.run_plain(root, seeds, retain)
         return
     if root.numel() != 1:
         raise RuntimeError("grad can be implicitly created only for scalar outputs")
-    passes.run_checked(root, torch.ones_like(root), 1.0, retain)
+    passes.run_plain(root, torch.ones_like(root), retain)
     if not context.options.grad:
         note_untrained(context.parameters.selected.values())
 

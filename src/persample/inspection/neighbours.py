@@ -22,7 +22,7 @@ class Neighbours:
     def agreement(self) -> Tensor:
         """Mean cosine with the nearest gradients, −1 … 1; zero for a sample without direction."""
         if self.cosines.shape[1] == 0:
-            return torch.zeros(self.cosines.shape[0])
+            return torch.zeros(self.cosines.shape[0], dtype=torch.float32)
         return self.cosines.mean(1)
 
 
@@ -59,7 +59,7 @@ def nearest(projections: Tensor, usable: Tensor, k: int = 10, *, seed: int = 0) 
         pool = pool[drawn[:EVERY]].sort().values
     k = max(0, min(k, pool.numel() - 1))
     indices = torch.zeros(count, k, dtype=torch.long)
-    cosines = torch.zeros(count, k)
+    cosines = torch.zeros(count, k, dtype=torch.float32)
     if k == 0:
         return Neighbours(indices, cosines)
     others = unit(projections[pool])
@@ -77,11 +77,11 @@ def nearest(projections: Tensor, usable: Tensor, k: int = 10, *, seed: int = 0) 
 def class_agreement(projections: Tensor, labels: Tensor, usable: Tensor) -> Tensor:
     """Cosine of every gradient with the mean direction of its class, itself left out."""
     classes, inverse = labels.unique(return_inverse=True)
-    sums = torch.zeros(len(classes), projections.shape[1])
+    sums = torch.zeros(len(classes), projections.shape[1], dtype=torch.float32)
     for first, last in blocks(len(labels)):
         mine = unit(projections[first:last]) * usable[first:last].unsqueeze(1)
         sums.index_add_(0, inverse[first:last], mine)
-    found = torch.zeros(len(labels))
+    found = torch.zeros(len(labels), dtype=torch.float32)
     for first, last in blocks(len(labels)):
         mine = unit(projections[first:last]) * usable[first:last].unsqueeze(1)
         found[first:last] = (mine * unit(sums[inverse[first:last]] - mine)).sum(1)

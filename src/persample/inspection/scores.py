@@ -47,7 +47,7 @@ def suspicion(
     Without classes, (2 r + (1 − a)) / 4. Samples that are not usable score zero.
     """
     neighbours = nearest(projections, usable, k)
-    size = torch.zeros(len(norms))
+    size = torch.zeros(len(norms), dtype=torch.float32)
     size[usable] = rank(norms[usable])
     agreement = neighbours.agreement()
     if labels is None or labels.unique().numel() < 2:

@@ -46,6 +46,11 @@ class Batches:
         """It reached a use of data of these batches."""
         self._touched |= batches
 
+    @property
+    def reached(self) -> bool:
+        """Whether the last pass reached any use."""
+        return bool(self._touched)
+
     def expect_joined(self, *, first: bool, batches: int | None = None) -> None:
         """Refuse a later backward pass from a batch that no earlier pass came from.
 

@@ -1,0 +1,55 @@
+"""Several backward passes in one block: whether the caller wants them added up.
+
+Answers are sums over all passes, as ``.grad`` is in a plain program. A program that clears it
+between two passes (adversarial examples, a first step to a sharper place) wants the second alone.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..errors import UsageError
+from ..uses import Context
+
+_CALLS = "by plain backward() after two calls of the model"
+_FIX = (
+    "torch.autograd.grad(loss, x) for gradients by inputs, which is not recorded; a block of its "
+    "own for each pass; or, if they are to be added up, {more}record(..., same_samples=True)"
+)
+
+
+def expect_to_be_added(context: Context, calls: int, *, plain: bool) -> None:
+    """Refuse a later pass that the program may not want to be added to those before.
+
+    ``plain``: the caller's own ``backward()`` starts it, after so many ``calls`` of the model.
+    """
+    backward, options = context.backward, context.options
+    if backward.count and not options.same_samples:
+        if options.grad:
+            _expect_kept(context)
+        elif plain != backward.plain or (plain and calls != backward.calls):
+            what = "one of them by a plain backward()"
+            raise UsageError(
+                f"two backward passes in one block, {what if plain != backward.plain else _CALLS}",
+                why="both are recorded, and answers would be sums over both; whether .grad was "
+                "cleared between them cannot be seen",
+                fix=_FIX.format(more="tape.backward(losses) for each, or "),
+            )
+    backward.plain, backward.calls = plain, calls
+
+
+def _expect_kept(context: Context) -> None:
+    """Refuse another pass after ``zero_grad()``: there is a ``.grad`` that shows it."""
+    if context.processes is not None:  # they hold gradients elsewhere
+        return
+    grads = [context.parameters.selected[name].grad for name in context.backward.written]
+    if any(grad is None for grad in grads) or (grads and not any(map(_holds_anything, grads))):
+        raise UsageError(
+            "gradients were cleared between two backward passes of one block",
+            why="both passes are recorded, and answers would be sums over both",
+            fix=_FIX.format(more=""),
+        )
+
+
+def _holds_anything(grad: Tensor | None) -> bool:
+    return grad is not None and bool(grad.any())
