@@ -48,6 +48,38 @@ def by_grad(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return (x + 0.1 * grad.sign()).detach()
 
 
+def by_inputs(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """The same by a backward that writes to the input alone, twice."""
+    x = x.clone().requires_grad_()
+    losses = each(model, x, y)
+    losses.sum().backward(inputs=[x], retain_graph=True)
+    torch.autograd.backward(losses, torch.full_like(losses, 2.0), inputs=x)
+    assert x.grad is not None
+    return (x + 0.3 * x.grad).detach()
+
+
+@pytest.mark.parametrize("options", [{}, {"lean": True}, {"verify": True}, {"grad": True}])
+def test_gradients_by_inputs_alone_are_none_of_the_answers(
+    model: nn.Module, batch: tuple[Tensor, Tensor], options: dict[str, Any]
+) -> None:
+    x, y = batch
+    for _ in range(3):
+        model.zero_grad()
+        with persample.record(model, **options) as tape:
+            changed = by_inputs(model, x, y)
+            tape.backward(each(model, changed, y))
+        torch.testing.assert_close(changed, by_inputs(model, x, y))
+        expected = oracle(model, lambda m, b: each(m, by_inputs(m, *b), b[1]), batch)
+        assert relative_error(tape.grads(), expected) < 1e-10
+
+
+def test_gradients_by_parameters_are_refused(
+    model: nn.Module, batch: tuple[Tensor, Tensor]
+) -> None:
+    with persample.record(model), pytest.raises(persample.MixedSamplesError, match="by parameters"):
+        each(model, *batch).sum().backward(inputs=list(model.parameters()))
+
+
 @pytest.mark.parametrize("options", [{}, {"lean": True}, {"grad": True}])
 @pytest.mark.parametrize("n", [1, 5])
 def test_a_pass_that_was_thrown_away_is_not_added(

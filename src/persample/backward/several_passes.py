@@ -13,8 +13,8 @@ from ..uses import Context
 
 _CALLS = "by plain backward() after two calls of the model"
 _FIX = (
-    "torch.autograd.grad(loss, x) for gradients by inputs, which is not recorded; a block of its "
-    "own for each pass; or, if they are to be added up, {more}record(..., same_samples=True)"
+    "loss.backward(inputs=[x]) for gradients by inputs, which are not recorded; a block of its own "
+    "for each pass; or, if they are to be added up, {more}record(..., same_samples=True)"
 )
 
 

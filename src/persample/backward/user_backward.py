@@ -56,7 +56,8 @@ def run_backward(
     seeds = starts[0] if starts else None
     retain = bool(given.get("retain_graph")) or bool(given.get("create_graph"))
     if given.get("inputs") is not None:
-        raise UsageError("backward(inputs=...) inside a recording", fix="use torch.autograd.grad")
+        _add_to_inputs(context, given)
+        return
     if len(roots) != 1:
         raise UsageError("several roots in one backward", fix="add them up, or call it for each")
     root = roots[0]
@@ -70,6 +71,19 @@ def run_backward(
     passes.run_plain(root, torch.ones_like(root), retain)
     if not context.options.grad:
         note_untrained(context.parameters.selected.values())
+
+
+def _add_to_inputs(context: Context, given: dict[str, Any]) -> None:
+    """``backward(inputs=...)``: ``torch.autograd.grad``, added to ``.grad`` of these tensors."""
+    inputs, (roots, seeds) = _listed(given["inputs"]), _roots(given)
+    more = {key: given[key] for key in ("retain_graph", "create_graph") if given.get(key)}
+    found = run_grad(context, (roots, inputs, seeds or None), {**more, "allow_unused": True})
+    for x, grad in zip(inputs, found, strict=True):
+        if grad is not None and x.grad is not None:
+            with context.mode, torch.set_grad_enabled(bool(given.get("create_graph"))):
+                x.grad = x.grad + grad
+        elif grad is not None:
+            x.grad = grad
 
 
 def _given(args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
