@@ -60,14 +60,9 @@ class Passes:
         self.run_checked(losses, seed, 1.0, retain_graph, plain=True)
 
     def run_checked(
-        self,
-        losses: Tensor,
-        seed: Tensor,
-        factor: float,
-        retain_graph: bool,
-        *,
+        self, losses: Tensor, seed: Tensor, factor: float, retain_graph: bool, *,
         plain: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Back-propagate proven losses, and prove afterwards that nothing was missed."""
         context, backward = self._context, self._context.backward
         options = context.options
@@ -95,9 +90,7 @@ class Passes:
                 return  # of another model, perhaps
             self._expect_joined(before, plain)
             self._remember()
-            backward.scalar = backward.scalar or scalar
-            backward.coupled = backward.coupled or coupled
-            backward.extracted = backward.extracted or self._guards.numbers.before(losses)
+            self._note(losses, scalar, coupled)
             if not looped:
                 trouble = self._one_by_one.disagreement(losses, reference)
                 if trouble is None:
@@ -112,6 +105,13 @@ class Passes:
         backward.apart = backward.apart and proven
         self._collector.consumer.rollback()
         self._loop(losses, retain_graph, plain)
+
+    def _note(self, losses: Tensor, scalar: bool, coupled: Reason | None) -> None:
+        """What is true of all passes so far."""
+        backward = self._context.backward
+        backward.scalar = backward.scalar or scalar
+        backward.coupled = backward.coupled or coupled
+        backward.extracted = backward.extracted or self._guards.numbers.before(losses)
 
     def _prove(self, losses: Tensor) -> tuple[bool, Reason | None] | None:
         """Whether the losses are one number, and what couples them; None where a loop is left."""
