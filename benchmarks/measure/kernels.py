@@ -10,6 +10,8 @@ from typing import Any
 
 from torch.autograd.profiler import profile
 
+_OPERATORS = ("aten::", "mkldnn::")
+
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
@@ -28,7 +30,7 @@ def spent(step: Callable[[], Any]) -> float:
     """Seconds inside operators, without what called them."""
     with _silent(), profile(use_kineto=False) as seen:
         step()
-    inside = (e for e in seen.key_averages() if e.key.startswith("aten::"))
+    inside = (e for e in seen.key_averages() if e.key.startswith(_OPERATORS))
     return float(sum(event.self_cpu_time_total for event in inside)) * 1e-6
 
 
