@@ -150,7 +150,7 @@ def test_several_losses_of_one_call_are_added(
 def test_another_model_may_be_trained_in_the_block(
     model: nn.Module, batch: tuple[Tensor, Tensor]
 ) -> None:
-    """Its pass reaches no recorded parameter: it is none of the recording's."""
+    """Its pass reaches no recorded parameter, so it does not belong to the recording."""
     critic = nn.Linear(3, 1).double()
     expected = oracle(model, lambda m, b: each(m, *b), batch)
     with persample.record(model) as tape:
@@ -158,6 +158,8 @@ def test_another_model_may_be_trained_in_the_block(
         critic(out.detach()).mean().backward()
         tape.backward(F.cross_entropy(out, batch[1], reduction="none"), retain_graph=True)
         critic(out.detach()).square().sum().backward()
+        weights = torch.linspace(0, 2, 5).double().unsqueeze(1)
+        critic(out.detach()).backward(weights)
     assert critic.weight.grad is not None
     assert relative_error(tape.grads(), expected) < 1e-10
     assert tape.clipped_sum(1.0).keys() == expected.keys()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import persample
-from persample.forms import Form, Outer
+from persample.forms import Form, Outer, position_products
 from persample.forms.fast import joined_positions
 from persample.forms.fast.joined_positions import Sequences
 from persample.forms.fast.stacked import stack_forms
@@ -33,7 +33,7 @@ def test_norms_are_those_of_all_layers(n: int, t: int, dtype: torch.dtype) -> No
     torch.manual_seed(0)
     sides = [(40, 60), (64, 64), (50, 300)]
     forms = {f"{a}": outer(n, t, a, b, dtype) for a, b in sides}
-    found = Sequences(forms).norms()
+    found = Sequences([*forms.values()]).norms()
     torch.testing.assert_close(found.value.double(), total(forms), rtol=1e-4, atol=0)
     assert (found.surely() >= total(forms)).all()
     assert found.exact is not None
@@ -48,9 +48,9 @@ def test_products_of_one_factor_are_computed_once(monkeypatch: pytest.MonkeyPatc
         calls.append(one)
         return one @ two.mT
 
-    monkeypatch.setattr(joined_positions, "rows_by_rows", counted)
+    monkeypatch.setattr(position_products, "rows_by_rows", counted)
     forms = {str(k): Outer(torch.randn(3, 4, 40), shared, torch.Size((40, 40))) for k in range(3)}
-    norms = Sequences(forms).norms().value.double()
+    norms = Sequences([*forms.values()]).norms().value.double()
     torch.testing.assert_close(norms, total(forms), rtol=1e-4, atol=0)
     assert len(calls) == 4
 

@@ -55,9 +55,11 @@ class Passes:
             seed = torch.full_like(losses, factor)
         self.run_checked(losses, seed, factor, retain_graph)
 
-    def run_plain(self, losses: Tensor, seed: Tensor, retain_graph: bool) -> None:
-        """A ``backward()`` of the caller's own."""
+    def run_plain(self, losses: Tensor, seed: Tensor, retain_graph: bool) -> bool:
+        """A ``backward()`` of the caller's own; whether it belongs to the recording."""
+        before = self._context.backward.count
         self.run_checked(losses, seed, 1.0, retain_graph, plain=True)
+        return self._context.backward.count > before
 
     def run_checked(
         self, losses: Tensor, seed: Tensor, factor: float, retain_graph: bool, *,
@@ -144,7 +146,7 @@ class Passes:
         backward = self._context.backward
         try:
             self._context.batches.expect_joined(first=not backward.count)
-            expect_to_be_added(self._context, self._inputs.calls, plain=plain)
+            expect_to_be_added(self._context, self._inputs.call_count, plain=plain)
         except UsageError:
             self._collector.consumer.rollback()
             backward.ordered, backward.reference = before
@@ -156,7 +158,7 @@ class Passes:
         known = self._context.states.table.get(id(losses))
         batches = 0 if known is None else known.batches
         self._context.batches.expect_joined(first=not backward.count, batches=batches)
-        expect_to_be_added(self._context, self._inputs.calls, plain=plain)
+        expect_to_be_added(self._context, self._inputs.call_count, plain=plain)
         sums = self._one_by_one.run(losses, retain_graph=retain_graph)
         backward.extracted = backward.extracted or self._guards.numbers.before(losses)
         backward.count += 1

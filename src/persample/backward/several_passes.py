@@ -11,6 +11,7 @@ from torch import Tensor
 from ..errors import UsageError
 from ..uses import Context
 
+_ONE = "one of them by a plain backward()"
 _CALLS = "by plain backward() after two calls of the model"
 _FIX = (
     "loss.backward(inputs=[x]) for gradients by inputs, which are not recorded; a block of its own "
@@ -18,29 +19,30 @@ _FIX = (
 )
 
 
-def expect_to_be_added(context: Context, calls: int, *, plain: bool) -> None:
+def expect_to_be_added(context: Context, call_count: int, *, plain: bool) -> None:
     """Refuse a later pass that the program may not want to be added to those before.
 
-    ``plain``: the caller's own ``backward()`` starts it, after so many ``calls`` of the model.
+    ``plain``: the caller's own ``backward()`` starts it. ``call_count``: how often the model was
+    called before.
     """
     backward, options = context.backward, context.options
     if backward.count and not options.same_samples:
         if options.grad:
             _expect_kept(context)
-        elif plain != backward.plain or (plain and calls != backward.calls):
-            what = "one of them by a plain backward()"
+        elif plain != backward.by_caller or (plain and call_count != backward.call_count):
+            what = _CALLS if plain == backward.by_caller else _ONE
             raise UsageError(
-                f"two backward passes in one block, {what if plain != backward.plain else _CALLS}",
+                f"two backward passes in one block, {what}",
                 why="both are recorded, and answers would be sums over both; whether .grad was "
                 "cleared between them cannot be seen",
                 fix=_FIX.format(more="tape.backward(losses) for each, or "),
             )
-    backward.plain, backward.calls = plain, calls
+    backward.by_caller, backward.call_count = plain, call_count
 
 
 def _expect_kept(context: Context) -> None:
     """Refuse another pass after ``zero_grad()``: there is a ``.grad`` that shows it."""
-    if context.processes is not None:  # they hold gradients elsewhere
+    if context.processes is not None and context.processes.sharded:  # they are held elsewhere
         return
     grads = [context.parameters.selected[name].grad for name in context.backward.written]
     if any(grad is None for grad in grads) or (grads and not any(map(_holds_anything, grads))):

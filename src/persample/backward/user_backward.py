@@ -62,14 +62,15 @@ def run_backward(
         raise UsageError("several roots in one backward", fix="add them up, or call it for each")
     root = roots[0]
     if seeds is not None:
-        # rows are weighted gradients
-        context.backward.scalar |= bool((seeds != 1).any())
-        passes.run_plain(root, seeds, retain)
+        before = context.backward.scalar
+        context.backward.scalar |= bool((seeds != 1).any())  # rows are weighted gradients
+        if not passes.run_plain(root, seeds, retain):
+            context.backward.scalar = before
         return
     if root.numel() != 1:
         raise RuntimeError("grad can be implicitly created only for scalar outputs")
-    passes.run_plain(root, torch.ones_like(root), retain)
-    if not context.options.grad:
+    recorded = passes.run_plain(root, torch.ones_like(root), retain)
+    if recorded and not context.options.grad:
         note_untrained(context.parameters.selected.values())
 
 

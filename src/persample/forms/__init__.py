@@ -16,10 +16,9 @@ from .cost import (
 )
 from .dense import Dense
 from .fast.elementwise import Scaled, scale_form
-from .fast.joined import Joined
 from .fast.picked_rows import Picked
 from .fast.single_samples import SingleSamples
-from .fast.stacked import Layer, Stacked, join_layers, name_joined
+from .fast.stacked import Joined, Layer, Stacked, join_layers, name_joined
 from .fast.written_rows import pull_back_together
 from .form import Form, inner, lift, lower, real, wide
 from .gradients import Gradients, add_norms, bound_norms, certain_sums, norms_of, settled

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from .cost import LIMIT, scratch
-from .fast.joined import Joined
-from .fast.stacked import stack_forms
+from .fast.stacked import Joined, stack_forms
 from .fast.written_rows import Kept, kept_rows, pull_back_together
 from .form import Form
 from .merging import total

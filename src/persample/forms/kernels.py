@@ -107,8 +107,8 @@ def by_onednn(one: Tensor, two: Tensor) -> Tensor:
     return found
 
 
-def onednn_is_faster(one: Tensor, two: Tensor, size: tuple[int, int, int]) -> bool:
-    """Whether large products of these matrices take much less time by oneDNN.
+def onednn_serves(one: Tensor, two: Tensor, size: tuple[int, int, int]) -> bool:
+    """Whether oneDNN computes large products of these matrices: in much less time.
 
     Torch's own are computed by a library that is slow on some processors of other makers. Where
     sizes change all the time, only the first ones are served.

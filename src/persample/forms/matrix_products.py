@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .cost import spans
-from .kernels import by_onednn, onednn_is_faster
+from .kernels import by_onednn, onednn_serves
 from .rounding import THIN
 
 _CUT = 256  # terms that few products add up in one go
@@ -41,7 +41,7 @@ def sums_by_onednn(left: Tensor, right: Tensor) -> bool:
         t = _TERMS_AT_ONCE if t >= _TERMS_AT_ONCE else 0
     if min(a, b) < _WIDE or t * a * b < _WORTH:
         return False
-    return _is_dense(left) and _is_dense(right) and onednn_is_faster(left, right, (a, t, b))
+    return _is_dense(left) and _is_dense(right) and onednn_serves(left, right, (a, t, b))
 
 
 def _is_dense(factor: Tensor) -> bool:
@@ -121,7 +121,7 @@ def _rows_by_onednn(one: Tensor, two: Tensor) -> bool:
     (m, length), p = one.shape[-2:], two.shape[-2]
     if min(m, p) < _WIDE or m * p * length < _WORTH // 2:
         return False
-    return _is_dense(one) and _is_dense(two) and onednn_is_faster(one, two, (m, length, p))
+    return _is_dense(one) and _is_dense(two) and onednn_serves(one, two, (m, length, p))
 
 
 def _by_stripes(rows: Tensor) -> Tensor:

@@ -119,8 +119,8 @@ def run_of(t: int, a: int, b: int) -> int:
 def error_units(t: int, run: int) -> float:
     """By how many units of its terms' sizes a sum of t terms in such runs may be off.
 
-    The size is √t times that of all terms as a vector. Every partial sum is rounded by half a unit
-    of itself; partial sums of k terms are √(k³/3) times that vector together, at the most.
+    Their size is √t times the norm of all of them. Every partial sum is rounded by half a unit of
+    itself, and the partial sums of t terms add up to √(t³/3) times that norm at most.
     """
     return 8 + (run + t / max(run, 1)) / math.sqrt(12)
 

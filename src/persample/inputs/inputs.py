@@ -58,7 +58,7 @@ class Inputs:
         self.guess = Guess(self.dim)
         self._guessed: dict[int, Tensor] = {}
         self._begun = False
-        self.calls = 0  # of the model
+        self.call_count = 0  # how often the model was called
         self._calls: ModuleCalls | None = None  # while the block is open
 
     def begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -115,7 +115,7 @@ class Inputs:
             self._context.processes.notice()
         if self._context.backward.busy:
             return  # called again by checkpointing: what samples have is known, the rest is shared
-        self.calls += 1
+        self.call_count += 1
         named: list[tuple[str, Any]] = []
         names = argument_names(module)
         for k, value in enumerate(args):

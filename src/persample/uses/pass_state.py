@@ -34,8 +34,8 @@ class PassState:
         self.extracted: Reason | None = None  # a number that left torch before the losses
         self.apart = True  # samples were proven separate, also where each loss had its own pass
         self.reference: list[Tensor | None] = []  # autograd's gradients of weighted losses
-        self.plain = False  # the caller's own backward() started the last one
-        self.calls = 0  # of the model before the last one
+        self.by_caller = False  # a plain backward() of the caller's own started the last one
+        self.call_count = 0  # how often the model had been called before the last one
         self.written: set[str] = set()  # parameters whose .grad was written to
         self.strict = False  # a backward pass from elsewhere raises at once
         self.plain_bytes = 0  # what a plain step holds at its highest point; 0 is not known

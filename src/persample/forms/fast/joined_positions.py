@@ -7,39 +7,38 @@ product for each of them, so rows that serve both are cheaper where a sum follow
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ..cost import JOINED
 from ..form import Form, add_all
-from ..matrix_products import rows_by_rows
 from ..outer import Outer
+from ..position_products import Shared
 from ..rounding import Norms, multiply_products, run_of, sq_error_of_products, units
-from .joined import Joined
 
 _PAYS = 1 << 22  # multiplications that take more time than the calls of products of positions
 
 
-class Sequences(Joined):
+class Sequences(Form):
     """Outer products over positions, of one n, t and dtype, for norms alone."""
 
     __slots__ = ("forms",)
 
-    def __init__(self, forms: Mapping[str, Outer]) -> None:
-        one = next(iter(forms.values()))
-        super().__init__(one.n, [*forms], one.given[0])
+    def __init__(self, forms: Sequence[Outer]) -> None:
+        one = forms[0]
+        super().__init__(one.n, torch.Size(), one.dtype, one.device)
         self.forms = forms
 
     def norms(self) -> Norms:
         """Those of all tensors together: of one matrix with as many blocks."""
-        forms, known = list(self.forms.values()), dict[Any, Tensor]()
+        forms, sides = self.forms, [form.key()[1:] for form in self.forms]
+        shared = Shared(factor for form in forms for factor in form.given)
         one, two = [
-            torch.stack([_products(form.given[k], known) for form in forms], 1) for k in (0, 1)
+            torch.stack([shared.products(f.given[k], f.given[k], 0, self.n) for f in forms], 1)
+            for k in (0, 1)
         ]
-        sides = [form.key()[1:] for form in forms]
         a, b = (max(side) for side in zip(*sides, strict=True))
         value, doubt, diagonals = multiply_products(one, two, a, b)
         run = max([run_of(forms[0].t, *side) for side in sides])
@@ -48,15 +47,6 @@ class Sequences(Joined):
             units(max([form.size for form in forms])) + len(forms),
             exact=lambda which: add_all([form.exactly(which) for form in forms]),
         )  # fmt: skip
-
-
-def _products(factor: Tensor, known: dict[Any, Tensor]) -> Tensor:
-    """⟨row t, row s⟩ of every sample; those of a factor of several layers once."""
-    key = factor.data_ptr(), factor.shape, factor.stride()
-    found = known.get(key)
-    if found is None:
-        found = known[key] = rows_by_rows(factor, factor)
-    return found
 
 
 def by_positions(forms: Mapping[str, Form]) -> list[dict[str, Outer]]:

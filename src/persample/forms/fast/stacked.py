@@ -22,10 +22,23 @@ from ..patches import Patches
 from ..rounding import Norms, fine_dtype, units
 from ..table_rows import Rows
 from ..total import Total
-from .joined import Joined
 from .joined_positions import Sequences, by_positions
 
 Forms = dict[str, Form]
+
+
+class Joined(Form):
+    """Gradients of several tensors, asked together; ``names`` are theirs."""
+
+    __slots__ = ("names",)
+
+    def __init__(self, n: int, names: Sequence[str], like: Tensor) -> None:
+        super().__init__(n, torch.Size(), like.dtype, like.device)
+        self.names = names
+
+    def sums(self, c: Tensor) -> dict[str, Tensor]:
+        """Σᵢ cᵢ gᵢ of every tensor."""
+        raise NotImplementedError
 
 
 class Stacked(Joined):
@@ -192,7 +205,7 @@ def stack_forms(forms: Mapping[str, Form], *, squares: bool = True, sums: bool =
     """
     found, products, sequences, rows = _kinds(forms, squares=squares, sums=sums)
     found |= join_layers([(*form.given, (name,)) for name, form in products.items()])
-    found |= {next(iter(some)): Sequences(some) for some in sequences}
+    found |= {next(iter(some)): Sequences([*some.values()]) for some in sequences}
     for some in rows:
         if len(some) == 1:
             found |= some
