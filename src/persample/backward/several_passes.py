@@ -26,8 +26,9 @@ def expect_to_be_added(context: Context, call_count: int, *, plain: bool) -> Non
     called before.
     """
     backward, options = context.backward, context.options
+    sharded = context.processes is not None and context.processes.sharded
     if backward.count and not options.same_samples:
-        if options.grad:
+        if options.grad and not sharded:  # where .grad shows what was cleared
             _expect_kept(context)
         elif plain != backward.by_caller or (plain and call_count != backward.call_count):
             what = _CALLS if plain == backward.by_caller else _ONE
@@ -42,8 +43,6 @@ def expect_to_be_added(context: Context, call_count: int, *, plain: bool) -> Non
 
 def _expect_kept(context: Context) -> None:
     """Refuse another pass after ``zero_grad()``: there is a ``.grad`` that shows it."""
-    if context.processes is not None and context.processes.sharded:  # they are held elsewhere
-        return
     grads = [context.parameters.selected[name].grad for name in context.backward.written]
     if any(grad is None for grad in grads) or (grads and not any(map(_holds_anything, grads))):
         raise UsageError(
