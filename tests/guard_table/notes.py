@@ -116,7 +116,7 @@ def instruments(checks: dict[str, tuple[Check, ...]]) -> Iterator[None]:
     def remembering(self: Guards, kept: Any, *, again: bool) -> None:
         context = self._context
         Watched.whose = {id(t): "what the caller passed in" for t in context.caller.alive()}
-        Watched.whose |= {id(s.tensor): "parameters" for s in context.parameters.slots.values()}
+        Watched.whose |= dict.fromkeys(context.parameters.slots, "parameters")
         remember(self, kept, again=again)
 
     with contextlib.ExitStack() as stack:

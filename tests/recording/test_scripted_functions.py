@@ -14,8 +14,6 @@ from torch import Tensor, nn
 import persample
 from persample.testing import oracle, relative_error
 
-CALL = torch._C.ScriptFunction.__dict__["__call__"]
-
 
 def scripted(function: Callable[..., Any]) -> Any:
     with warnings.catch_warnings():
@@ -91,15 +89,15 @@ def test_itself_after_the_block_and_in_other_threads() -> None:
         seen.append(threading.get_ident())
         return SCALE(x)
 
-    model = Model(note)
+    model, before = Model(note), torch._C.ScriptFunction.__dict__["__call__"]
     with pytest.raises(ZeroDivisionError), persample.record(model):
-        assert torch._C.ScriptFunction.__dict__["__call__"] is not CALL
+        assert torch._C.ScriptFunction.__dict__["__call__"] is not before
         worker = threading.Thread(target=lambda: seen.append(SCALE(torch.ones(2))))
         worker.start()
         worker.join()
         with persample.record(nn.Linear(2, 2)):
             pass
-        assert torch._C.ScriptFunction.__dict__["__call__"] is not CALL
+        assert torch._C.ScriptFunction.__dict__["__call__"] is not before
         1 / 0  # noqa: B018
-    assert torch._C.ScriptFunction.__dict__["__call__"] is CALL
+    assert torch._C.ScriptFunction.__dict__["__call__"] is before
     torch.testing.assert_close(seen[0], scale(torch.ones(2)))

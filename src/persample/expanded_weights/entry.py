@@ -43,7 +43,7 @@ def call_for_per_sample_grads(
     """
     _expect(module, batch_size, loss_reduction)
     given = None if batch_size is None else int(batch_size)
-    known = [p for _, part in modules_of(module) for p in part._parameters.values()]
+    known = modules_of(module).parameters
     _expect_cleared(module, known)
     dim = 0 if batch_first else 1
 

@@ -27,7 +27,7 @@ def kept_by(
         if key not in seen and isinstance(mark.state, SAMPLES) and _has_history(mark())
     }
     found: list[tuple[dict[str, Any], str, list[Tensor]]] = []
-    for _, part in modules_of(module) if left else ():
+    for part in modules_of(module).modules if left else ():
         for name, value in vars(part).items():
             if name not in _EVERY_MODULES:
                 depth = DEPTH if isinstance(value, Distribution) else 0

@@ -124,8 +124,7 @@ class Guards:
             return
         watched: list[Tensor] = []
         if again or any(one.relies(context.user_code.by_hand) for one in kept):
-            slots = context.parameters.slots.values()
-            watched = [*(s.tensor for s in slots), *context.caller.alive()]
+            watched = [*context.parameters.tensors.values(), *context.caller.alive()]
             watched += self._constants.reachable(derived=not again)
         if self._constants and not again:
             watched += self._constants.within(t for one in kept for t in one.watched)

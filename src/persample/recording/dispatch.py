@@ -48,12 +48,15 @@ class Dispatch:
     ) -> None:
         self._context, self._guards, self._custom = context, guards, custom
         self._states, self._lean = context.states, context.options.lean
-        self._entering: list[Any] = []
+        self.entering: list[Any] = []  # Python functions whose bodies run
         self._marking, self._sorted = Marking(context, guards), Sorting(context)
         self._repeats, self._early = Repeats(context, guards), EarlyCalls(context)
         self._graph = GraphCalls(context, guards, passes, self._repeats)
         self._cursor = Cursor(context)
-        follower = Follower(context, guards, self._cursor, custom.pending, self._repeats.known)
+        follower = Follower(
+            context, guards, self._cursor, custom.pending, self._repeats.known,
+            self.entering,
+        )  # fmt: skip
         self.follow, self._learn = follower.follow, Learner(context, self._cursor, follower)
 
     def clear(self) -> None:
@@ -75,8 +78,8 @@ class Dispatch:
             found = self._graph.answer(operator, func, args, kwargs)
             if found is not NOTHING:
                 return found
-        if operator.enter and func not in self._entering and not operator.straight(args, kwargs):
-            return self._enter(func, args, kwargs)
+        if operator.enter and func not in self.entering and not operator.straight(args, kwargs):
+            return self.enter(func, args, kwargs)
         self._states.settle()
         self._states.batches = 0
         try:
@@ -139,7 +142,7 @@ class Dispatch:
                 self._marking.store(operator, result, bad, roles.coloured, written=written)
                 return out
         out, kind = capture_use(self._context, operator, func, args, kwargs, roles, self._by_zeros)
-        if kind is not None and roles.closed and func not in self._entering:
+        if kind is not None and roles.closed:
             self._learn.use(operator, func, args, kwargs, roles, out, kind)
         return out
 
@@ -176,18 +179,18 @@ class Dispatch:
             return NOTHING  # through .data, perhaps
         return [earlier if tensor.requires_grad else None for tensor in collect(out)]
 
-    def _enter(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def enter(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run a Python function of torch with the recorder watching its body.
 
         A C function may report itself under the name of the Python function that calls it; met
         again inside, the name means the C function.
         """
-        self._entering.append(func)
+        self.entering.append(func)
         try:
             with self._context.mode:
                 return entered(func)(*args, **kwargs)
         finally:
-            self._entering.pop()
+            self.entering.pop()
 
     def _data(
         self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any],
@@ -216,8 +219,7 @@ class Dispatch:
             found = self._by_zeros(operator, seen, kwargs, result, roles, states) or states
             written = operator.inplace or "out" in kwargs
             self._marking.store(operator, result, found, roles.coloured, written=written)
-        # what values decided is never learned, nor a name that means two functions
-        if roles.closed and not roles.owned and func not in self._entering:
+        if roles.closed and not roles.owned:  # what values decided is never learned
             self._learn.data(operator, func, args, kwargs, roles, out, states)
         if not self._early.over:
             self._early.note(operator, func, args, kwargs, out)
@@ -259,6 +261,7 @@ class Dispatch:
         if derived.selected and (random is None or not random.changed()):
             constants = [*roles.loose, *(t for t, _ in roles.coloured)]
             self._repeats.note(operator, func, args, kwargs, out, roles.owned, constants)
+        self._learn.derived(operator, func, args, kwargs, roles, out)
         return out
 
 

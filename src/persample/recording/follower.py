@@ -30,8 +30,9 @@ from .program import (
 from .use_capture import repeat_use
 
 MISSED = object()
-_PLAIN_TYPES = (Tensor,)
+_top_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 CLASSES = (Tensor, nn.Parameter)
+_PLAIN_TYPES = ((Tensor,), (nn.Parameter,), CLASSES, CLASSES[::-1])
 
 
 class Follower:
@@ -39,14 +40,15 @@ class Follower:
 
     def __init__(
         self, context: Context, guards: Guards, cursor: Cursor, pending: Sequence[Any],
-        repeated: Container[int],
+        repeated: Container[int], entering: Container[Any],
     ) -> None:  # fmt: skip
         self._context, self._guards, self._backward = context, guards, context.backward
         self._states, self._results = context.states, context.states.results
         self._user_code = context.user_code
         self._marks, self._cursor = context.states.table, cursor
         self._pending = pending  # what a custom function may have read
-        self._repeated = repeated  # ids of parameters that are repeated for every sample
+        self.repeated = repeated  # ids of parameters that are repeated for every sample
+        self.entering = entering  # Python functions whose bodies run
 
     def follow(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Run a call that agrees with what was learned; MISSED if none does."""
@@ -61,14 +63,16 @@ class Follower:
             or backward.muted
             or not is_grad_enabled()
             or is_inference_mode_enabled()
-            or (types and types != _PLAIN_TYPES)
+            or (types and types not in _PLAIN_TYPES)
         ):  # other circumstances than a step's
             cursor.passing = True
             return MISSED
         for step in at.following:
             if step.func is not func and step.func != func:  # an attribute is made anew each time
                 continue
-            if step.use is not None and self._user_code.differentiable:
+            if step.inside is not (func in self.entering):  # a name that means two functions
+                continue
+            if (step.use is not None or step.derived) and self._hindered(step):
                 cursor.passing = True
                 return MISSED
             if step.only >= 0:
@@ -89,10 +93,17 @@ class Follower:
                 else:
                     out = func(*args, **kwargs) if kwargs else func(*args)
             cursor.at = step
-            self.note(step, out, args)
+            if not (step.derived and out is args[step.source]):  # to() may return its argument
+                self.note(step, out, args)
             return out
         cursor.passing = False
         return MISSED
+
+    def _hindered(self, step: Step) -> bool:
+        """Whether a call that agrees has to be handled in full."""
+        if step.use is not None:
+            return self._user_code.differentiable
+        return _top_hooks(True) is not None  # what parameters alone give is kept without them
 
     def _agrees(self, origins: Origins, values: Sequence[Any]) -> bool:
         """Whether every value comes from where it came from."""
@@ -156,7 +167,7 @@ class Follower:
         if isinstance(origin, OfMark):
             return (
                 value.requires_grad is origin.grad
-                and id(value) not in self._repeated
+                and id(value) not in self.repeated
                 and self._is_marked(value, origin.state, origin.batches)
             )
         if value.requires_grad or value.layout is not torch.strided:

@@ -39,8 +39,8 @@ class Learner:
         roles: Roles, out: Any, states: Any,
     ) -> None:  # fmt: skip
         """A call on data was handled: learn it, if shapes and closed layouts decided all of it."""
-        at = self._learning(operator, func, roles)
-        if at is None or operator.name == "data" or "out" in kwargs:
+        at = self._learning(operator)
+        if at is None or not roles.closed or operator.name == "data" or "out" in kwargs:
             return
         outs = out if isinstance(out, (list, tuple)) else [out]
         states = states if states.__class__ is list else [states] * len(outs)
@@ -65,7 +65,8 @@ class Learner:
         if watched and any(isinstance(origin, Several) for origin in origins):
             return
         single = known if outs is out else known[0]
-        step = Step(func, origins, tuple(kwargs), single, source, watched=watched)
+        inside = func in self._follower.entering
+        step = Step(func, origins, tuple(kwargs), single, source, watched=watched, inside=inside)
         self._add(at, step, out, args)
 
     def use(
@@ -73,9 +74,9 @@ class Learner:
         roles: Roles, out: Any, kind: Kind,
     ) -> None:  # fmt: skip
         """A use was recorded: learn it, if shapes and closed layouts decided all of it."""
-        at, mark = self._learning(operator, func, roles), self._marks.get(id(out))
+        at, mark = self._learning(operator), self._marks.get(id(out))
         state = None if mark is None else mark.state
-        if at is None or not _closed(state) or out.__class__ is not Tensor:
+        if at is None or not roles.closed or not _closed(state) or out.__class__ is not Tensor:
             return
         if operator.random or kind.template.spec is not None:
             return
@@ -88,20 +89,53 @@ class Learner:
             return
         slots, rules, mine = self._context.parameters.slots, self._context.options.rules, []
         for k in kind.mine:
-            slot = slots.get(id(values[k]))
-            mine.append((k, None if slot is None else slot.name, slot is None))
+            name = slots.get(id(values[k]))
+            mine.append((k, name or None, name is None))
         known = Known(state, roles.all_batches(), out.requires_grad, aliasing=False, detached=False)
         use = UsePlan(
             operator, kind, mine, kind.constants(values), here(), known.batches,
             additive=operator.additive and operator.name not in rules,
             wanted=wanted,
         )  # fmt: skip
-        step = Step(func, origins, tuple(kwargs), known, -1, use, watched=bool(roles.loose))
+        step = Step(
+            func, origins, tuple(kwargs), known, -1, use, watched=bool(roles.loose),
+            inside=func in self._follower.entering,
+        )  # fmt: skip
         self._add(at, step, out, args)
 
-    def _learning(self, operator: Operator, func: Any, roles: Roles) -> Step | None:
+    def derived(
+        self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any],
+        roles: Roles, out: Any,
+    ) -> None:  # fmt: skip
+        """A call on parameters alone was handled: learn it, if its result is nothing but theirs."""
+        at = self._learning(operator)
+        if at is None or operator.random or roles.loose or roles.coloured or "out" in kwargs:
+            return
+        first, marks = roles.owned[0], self._marks
+        if not args or args[0] is not first or not _is_plain(out) or not out.requires_grad:
+            return
+        state = SELECTED if self._context.is_selected(out) else EXCLUDED
+        if out is not first:
+            mark = marks.get(id(out))
+            if mark is None or mark.state is not state or id(out) in self._follower.repeated:
+                return
+        origins = self._origins(flat(args, kwargs))
+        if origins is None:
+            return
+        known = Known(
+            state, roles.all_batches(), True,
+            aliasing=operator.aliasing, detached=operator.name == "detach",
+        )  # fmt: skip
+        inside = func in self._follower.entering
+        step = Step(func, origins, tuple(kwargs), known, 0, derived=True, inside=inside)
+        if out is first:
+            self._cursor.add(at, step)
+        else:
+            self._add(at, step, out, args)
+
+    def _learning(self, operator: Operator) -> Step | None:
         """After which step a call that was handled can be learned."""
-        if not roles.closed or operator.inplace or self._context.backward.busy:
+        if operator.inplace or self._context.backward.busy:
             return None
         # tensors of inference have no versions
         if self._cursor.passing or not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
@@ -132,19 +166,19 @@ class Learner:
         if value.__class__ in (list, tuple):
             origins = self._origins(value)
             return None if origins is None else Several(value.__class__, origins)
-        if value.__class__ not in CLASSES or value.is_inference():
+        if value.__class__ not in CLASSES or value.is_inference() or value.is_nested:
             return None
         each = self._results.each
         for at in range(len(each) - 1, -1, -1):
             if each[at][0]() is value:
                 return at if self._follower.is_result(at, value) else None
-        mark, where = self._marks.get(id(value)), self._cursor.slots.get(id(value))
+        mark, where = self._marks.get(id(value)), self._cursor.place(value)
         if where is not None:
             fits = mark is None and value.requires_grad
             return OfParameter(where, value) if fits else None
         if mark is None:
-            loose = not value.requires_grad and value.layout is torch.strided
-            loose = loose and not value.is_nested and self._context.look(value) is None
+            loose = not value.requires_grad and _is_plain(value)
+            loose = loose and self._context.look(value) is None
             return OfConstant(value) if loose else None
         state = mark.state
         if isinstance(state, Derived):  # which rows of a table it holds makes no difference
@@ -164,6 +198,10 @@ class Learner:
 
 def _closed(state: Any) -> TypeGuard[Layout]:
     return state.__class__ is Layout and state.ids is None and state.coupled is None
+
+
+def _is_plain(value: Any) -> bool:
+    return value.__class__ in CLASSES and value.layout is torch.strided and not value.is_nested
 
 
 def _is_sum(state: Any) -> bool:

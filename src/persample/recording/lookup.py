@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..backward.loss_checks import of_constants
 from ..errors import Reason, here
 from ..guards.extracted_numbers import ExtractedNumbers
 from ..layouts import CONSTANT, Earlier, Mixed, State
-from ..uses import EXCLUDED, SELECTED, Context, Derived, Modules, gained_history, transformed
+from ..uses import EXCLUDED, SELECTED, Context, Derived, gained_history, transformed
 from .tensor_subclasses import behind
 from .user_code.custom_functions import CustomFunctions
 
@@ -19,7 +21,7 @@ class Lookup:
 
     def __init__(
         self, context: Context, custom: CustomFunctions, numbers: ExtractedNumbers,
-        modules: Modules,
+        modules: Sequence[nn.Module],
     ) -> None:  # fmt: skip
         self._context, self._custom, self._numbers = context, custom, numbers
         self._states, self._parameters = context.states, context.parameters
@@ -33,9 +35,9 @@ class Lookup:
             if not mark.history and gained_history(mark, tensor):
                 self._custom.adopt(tensor, mark)
             return mark.state
-        slot = self._parameters.slots.get(id(tensor))
-        if slot is not None:  # frozen inside the block: this use is none of the parameter's
-            return SELECTED if slot.name is not None and tensor.requires_grad else EXCLUDED
+        name = self._parameters.slots.get(id(tensor))
+        if name is not None:  # frozen inside the block: this use is none of the parameter's
+            return SELECTED if name and tensor.requires_grad else EXCLUDED
         if self._context.backward.busy:
             twin = self._twin(tensor)
             if twin is not None:
@@ -61,9 +63,9 @@ class Lookup:
         """A tensor with a gradient that no recorded operator made."""
         if tensor.is_leaf and not torch.is_grad_enabled():
             return None  # a parameter that is being initialised, perhaps: look again when used
-        slot = self._parameters.find(tensor)
-        if slot is not None:
-            return SELECTED if slot.name is not None else EXCLUDED
+        name = self._parameters.find(tensor)
+        if name is not None:
+            return SELECTED if name else EXCLUDED
         if tensor.is_leaf:
             self._context.user_code.expose(tensor)
             self._parameters.note_foreign(tensor)
@@ -90,7 +92,7 @@ class Lookup:
         )
         fix = 'compute it inside the block, or record(..., unproven="loop")'
         graph = node is not None and node.name().startswith("torch::jit")
-        if graph or any(isinstance(m, torch.jit.ScriptModule) for _, m in self._modules):
+        if graph or any(isinstance(m, torch.jit.ScriptModule) for m in self._modules):
             why += f": in TorchScript (scripted or traced code){'' if graph else ', perhaps'}"
             fix = 'record what was scripted or traced, or record(..., unproven="loop")'
         kind, start = Mixed, self._context.user_code.start

@@ -141,17 +141,22 @@ class Step(Origins):
 
     ``names`` are those of its keywords, whose values come last. ``known`` is of its only result, or
     of several. Its results may share memory with the value at ``source``, if that is not negative.
-    ``watched`` are the places of constants that a guard is told of.
+    ``watched`` are the places of constants that a guard is told of. ``derived``: it takes
+    parameters alone. ``inside``: its name is that of the Python function that calls it.
     """
 
-    __slots__ = ("following", "func", "known", "names", "only", "source", "use", "watched")
+    __slots__ = (
+        "derived", "following", "func", "inside", "known", "names", "only", "source", "use",
+        "watched",
+    )  # fmt: skip
 
     def __init__(
         self, func: Any, origins: tuple[Origin, ...] = (), names: tuple[str, ...] = (),
         known: tuple[Known, ...] | Known = (), source: int = -1, use: UsePlan | None = None,
-        *, watched: bool = False,
+        *, watched: bool = False, derived: bool = False, inside: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(origins)
+        self.derived, self.inside = derived, inside
         self.func, self.names, self.known, self.source, self.use = func, names, known, source, use
         constants = [k for k, origin in self.others if isinstance(origin, OfConstant)]
         self.watched = tuple(constants) if watched else ()
@@ -229,13 +234,12 @@ def program_of(model: nn.Module) -> Program:
 class Cursor:
     """Where a recording is in the program of its model."""
 
-    __slots__ = ("_context", "_program", "at", "parameters", "passing", "slots")
+    __slots__ = ("_context", "_places", "_program", "at", "parameters", "passing")
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        slots = context.parameters.slots
-        self.slots = {where: k for k, where in enumerate(slots)}  # by the ids of their tensors
-        self.parameters = [slot.tensor for slot in slots.values()]
+        self.parameters = list(context.parameters.tensors.values())
+        self._places: dict[int, int] = {}
         self.passing = False  # the call agreed with a step, but not its circumstances
         self.at: Step | None = None  # the last step that a call agreed with, or that was learned
         spread = context.processes
@@ -249,10 +253,16 @@ class Cursor:
         context = self._context
         if self._program is None or context.n is None:
             return None
-        names = tuple([slot.name for slot in context.parameters.slots.values()])
+        names = tuple(context.parameters.slots.values())
         options = context.options
         self.at = self._program.root((context.n, options.lean, tuple(options.rules), names))
         return self.at
+
+    def place(self, tensor: Tensor) -> int | None:
+        """Which of the parameters a tensor is."""
+        if not self._places:
+            self._places = {id(parameter): k for k, parameter in enumerate(self.parameters)}
+        return self._places.get(id(tensor))
 
     def add(self, after: Step, step: Step) -> None:
         """A step was learned."""
@@ -263,6 +273,7 @@ class Cursor:
     def clear(self) -> None:
         """Forget every tensor; nothing is followed from now on."""
         self.parameters.clear()
+        self._places.clear()
         self.at = self._program = None
 
 

@@ -34,8 +34,10 @@ _LOCK = threading.RLock()  # a collected recording may be released inside
 _OPEN: list[tuple[weakref.ref[Recording], set[int]]] = []
 
 
-# functions that only look at a tensor's attributes: its shape, dtype or device
+# functions that only look at a tensor's attributes (its shape, dtype or device), and Python
+# functions that are run with the recorder watching their bodies
 _LOOKS: set[Any] = set()
+_ENTERED: set[Any] = set()
 
 Intercept = Callable[[Operator, Any, Sequence[Any], dict[str, Any]], Any]
 
@@ -53,6 +55,9 @@ class Mode(TorchFunctionMode):
         if func in _LOOKS and not (types and overridden(types)):
             return func(*args, **(kwargs or {}))
         if self.intercept is None:
+            if func in _ENTERED and not (types and overridden(types)):
+                if func not in self._calls.entering:
+                    return self._calls.enter(func, args, kwargs or {})
             found = self._follow(func, types, args, kwargs)
             if found is not MISSED:
                 return found
@@ -70,6 +75,8 @@ class Mode(TorchFunctionMode):
             if not operator.takes:
                 _LOOKS.add(func)
             return func(*args, **(kwargs or {}))
+        if operator.enter and not (operator.direct or operator.graph or operator.takes):
+            _ENTERED.add(func)
         return self._calls.handle(operator, func, args, kwargs or {})
 
 
@@ -82,7 +89,7 @@ class Recording:
     ) -> None:  # fmt: skip
         modules = modules_of(model)
         parameters = Parameters(model, params, modules, all_grads=options.grad)
-        self.modules = [module for _, module in modules]
+        self.modules = modules.modules
         self.context = context = Context(options, parameters, find_processes(model), n)
         self.guards = guards = Guards(context)
         self.inputs = Inputs(context, constants=constants, sample_ids=sample_ids)
@@ -92,7 +99,7 @@ class Recording:
         self.collector = context.receiver = Collector(context, guards, consumer)
         self.passes = Passes(context, self.inputs, self.collector, guards)
         self._custom = CustomFunctions(context, guards.numbers)
-        context.look = lookup = Lookup(context, self._custom, guards.numbers, modules)
+        context.look = lookup = Lookup(context, self._custom, guards.numbers, self.modules)
         self._calls = Dispatch(context, guards, self.passes, self._custom)
         self.mode = context.mode = Mode(context, guards, self._calls, lookup)
         self._entered = False
@@ -134,7 +141,7 @@ class Recording:
         if processes is not None:
             processes.check(parameters.selected.values(), loop=self.context.options.loop)
             parameters.homes = list(processes.homes().values())
-        self._claim({id(module) for module in self.modules})
+        self._claim(set(map(id, self.modules)))
         self._entered = True
         try:
             as_written(self)

@@ -111,11 +111,11 @@ class Marking:
         scale_grad_by_freq: bool = False, sparse: bool = False,
     ) -> Lookup | None:  # fmt: skip
         """The arguments of torch.embedding; None where its gradient is not just rows."""
-        slot = self._slots.get(id(weight))
-        if slot is None or slot.name is None or scale_grad_by_freq:
+        name = self._slots.get(id(weight))
+        if not name or scale_grad_by_freq:
             return None
         kept = self._context.caller.copied(indices)
-        return Lookup(slot.name, kept, padding_idx, weight.shape, version(kept))
+        return Lookup(name, kept, padding_idx, weight.shape, version(kept))
 
 
 def _has_history(tensor: Tensor) -> bool:

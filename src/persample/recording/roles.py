@@ -114,10 +114,10 @@ class Sorting:
 
 def operand_of(context: Context, position: int, value: Tensor) -> Operand:
     """A parameter argument at a position among a call's leaves."""
-    slot = context.parameters.slots.get(id(value))
-    if slot is not None:
-        name = slot.name if value.requires_grad else None
-        return Operand(position, value.detach(), name, version(value), id(value))
+    name = context.parameters.slots.get(id(value))
+    if name is not None:
+        known = name if name and value.requires_grad else None
+        return Operand(position, value.detach(), known, version(value), id(value))
     state = context.look(value)
     operand = Operand(position, value.detach(), None, version(value))
     if isinstance(state, Derived) and state.selected:
@@ -153,8 +153,8 @@ def _find_copies(operand: Operand) -> None:
 def _find_view(context: Context, value: Tensor, operand: Operand) -> None:
     """Whether a derived tensor is a strided view of one recorded, contiguous parameter."""
     base = value._base
-    slot = None if base is None else context.parameters.slots.get(id(base))
-    if base is None or slot is None or slot.name is None or not base.is_contiguous():
+    name = None if base is None else context.parameters.slots.get(id(base))
+    if base is None or not name or not base.is_contiguous():
         return
     if value.dtype != base.dtype or value.is_conj() or value.is_neg():
         return
@@ -165,5 +165,5 @@ def _find_view(context: Context, value: Tensor, operand: Operand) -> None:
     if overlaps(sizes, strides):  # an element named twice (unfold)
         return
     offset = value.storage_offset() - base.storage_offset()
-    operand.view = View(slot.name, tuple(sizes), tuple(strides), int(offset))
+    operand.view = View(name, tuple(sizes), tuple(strides), int(offset))
     operand.expanded = expanded

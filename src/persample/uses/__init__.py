@@ -22,7 +22,7 @@ from .marks import (
     versions,
 )
 from .module_tree import ByModel, Modules, modules_of
-from .parameters import Parameters, Params, Slot, choose
+from .parameters import Parameters, Params, choose
 from .positions import Positions
 from .results import Known
 from .signature import Kind, Template, taken_apart, tapped
@@ -52,7 +52,6 @@ __all__ = [
     "Parameters",
     "Params",
     "Positions",
-    "Slot",
     "Tap",
     "Template",
     "TensorStates",

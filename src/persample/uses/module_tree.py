@@ -14,7 +14,6 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-Modules = list[tuple[str, nn.Module]]
 Contents = tuple[list[int], list[str], list[int]]  # how many of each module; their names and ids
 Known = TypeVar("Known")
 
@@ -44,11 +43,21 @@ class ByModel(Generic[Known]):
         self._known.pop(id(module), None)
 
 
-class Tree(NamedTuple):
-    """The modules of a model, and what they held.
+class Modules(NamedTuple):
+    """The modules of a model, each under its first name with a dot behind it, and parameters.
 
-    ``names`` are the full names of all parameters, empty for those that have one already.
+    ``names`` are the full names of all ``parameters``, empty for those that have one already and
+    for places without one.
     """
+
+    prefixes: list[str]
+    modules: list[nn.Module]
+    names: list[str]
+    parameters: list[nn.Parameter | None]
+
+
+class Tree(NamedTuple):
+    """What the modules of a model held."""
 
     modules: list[weakref.ref[nn.Module]]
     prefixes: list[str]
@@ -61,34 +70,30 @@ _TREES = ByModel[Tree]()
 
 
 def modules_of(model: nn.Module) -> Modules:
-    """``named_modules()`` with a dot after every name."""
+    """Those of ``named_modules()``, and what they hold."""
     tree = _TREES.get(model)
     known = None if tree is None else _unchanged(tree)
     if known is not None:
         return known
     found = _walk(model)
-    kinds = {type(module) for _, module in found}
+    kinds = {type(module) for module in found.values()}
     usual = all(kind.named_modules is nn.Module.named_modules for kind in kinds)
     if usual and not any(issubclass(kind, torch.jit.ScriptModule) for kind in kinds):
-        _TREES.put(model, _tree(found))
-        return found
+        modules = _listed(found)
+        _TREES.put(model, _tree(modules))
+        return modules
     _TREES.forget(model)  # scripted modules hold no dict to compare
-    if usual:
-        return found
-    return [(f"{name}." if name else "", module) for name, module in model.named_modules()]
+    if not usual:
+        found = {f"{name}." if name else "": module for name, module in model.named_modules()}
+    return _listed(found)
 
 
 def trainable_of(model: nn.Module, modules: Modules) -> dict[str, Tensor]:
     """Those of ``named_parameters()`` that require gradients."""
     if type(model).named_parameters is not nn.Module.named_parameters:
         return {name: p for name, p in model.named_parameters() if p.requires_grad}
-    tree = _TREES.get(model)
-    names = _names(modules) if tree is None else tree.names
-    held = chain.from_iterable([module._parameters.values() for _, module in modules])
-    return {
-        name: p for name, p in zip(names, held, strict=True) if name and p is not None
-        and p.requires_grad
-    }  # fmt: skip
+    pairs = zip(modules.names, modules.parameters, strict=True)
+    return {name: p for name, p in pairs if name and p is not None and p.requires_grad}
 
 
 def _unchanged(tree: Tree) -> Modules | None:
@@ -96,45 +101,49 @@ def _unchanged(tree: Tree) -> Modules | None:
     modules = [module for ref in tree.modules if (module := ref()) is not None]
     if len(modules) < len(tree.modules):
         return None
-    if _contents([module._modules for module in modules]) != tree.children:
+    if _contents([module._modules for module in modules])[0] != tree.children:
         return None
-    if _contents([module._parameters for module in modules]) != tree.parameters:
+    contents, parameters = _contents([module._parameters for module in modules])
+    if contents != tree.parameters:
         return None
-    return list(zip(tree.prefixes, modules, strict=True))
+    return Modules(tree.prefixes, modules, tree.names, parameters)
 
 
-def _contents(held: Sequence[Any]) -> Contents:
-    values = chain.from_iterable(map(dict.values, held))
-    return [*map(len, held)], [*chain.from_iterable(held)], [*map(id, values)]
+def _contents(held: Sequence[Any]) -> tuple[Contents, list[Any]]:
+    full = [each for each in held if each]
+    values = [*chain.from_iterable(map(dict.values, full))]
+    return ([*map(len, held)], [*chain.from_iterable(full)], [*map(id, values)]), values
 
 
-def _walk(model: nn.Module) -> Modules:
+def _walk(model: nn.Module) -> dict[str, nn.Module]:
     """In one pass through the tree; a module has its first name."""
-    found: Modules = []
+    found: dict[str, nn.Module] = {}
     seen: set[int] = set()
     waiting = [("", model)]
     while waiting:
         prefix, module = waiting.pop()
         if id(module) not in seen:
             seen.add(id(module))
-            found.append((prefix, module))
+            found[prefix] = module
             children = [(f"{prefix}{n}.", m) for n, m in module._modules.items() if m is not None]
             waiting += reversed(children)
     return found
 
 
 def _tree(found: Modules) -> Tree:
-    prefixes, modules = [prefix for prefix, _ in found], [module for _, module in found]
-    children = _contents([module._modules for module in modules])
-    parameters = _contents([module._parameters for module in modules])
-    return Tree([weakref.ref(m) for m in modules], prefixes, children, parameters, _names(found))
+    children, _ = _contents([module._modules for module in found.modules])
+    parameters, _ = _contents([module._parameters for module in found.modules])
+    modules = [weakref.ref(module) for module in found.modules]
+    return Tree(modules, found.prefixes, children, parameters, found.names)
 
 
-def _names(modules: Modules) -> list[str]:
+def _listed(found: dict[str, nn.Module]) -> Modules:
     seen: set[int] = {id(None)}
-    names = []
-    for prefix, module in modules:
+    names: list[str] = []
+    parameters: list[nn.Parameter | None] = []
+    for prefix, module in found.items():
         for name, parameter in module._parameters.items():
             names.append("" if id(parameter) in seen else prefix + name)
+            parameters.append(parameter)
             seen.add(id(parameter))
-    return names
+    return Modules([*found], [*found.values()], names, parameters)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,13 +14,6 @@ from ..validation import shown
 from .module_tree import Modules, modules_of, trainable_of
 
 Params = str | Iterable[str] | Callable[[str], bool] | None
-
-
-class Slot(NamedTuple):
-    """A trainable tensor found in a parameter slot; ``name`` is None if it is not recorded."""
-
-    name: str | None
-    tensor: Tensor
 
 
 def choose(params: Params, names: Iterable[str]) -> list[str]:
@@ -75,6 +67,8 @@ class Parameters:
     """Found by identity; looked up again by slot when a tensor is unknown.
 
     ``functional_call`` and FSDP2 put other tensors into the modules' slots while the model runs.
+    ``slots`` are the names of trainable tensors found in slots, by their ids, empty for those that
+    are not recorded; ``tensors`` are these tensors.
     """
 
     def __init__(
@@ -92,16 +86,18 @@ class Parameters:
                 "there is no trainable parameter to record",
                 fix="set requires_grad on the parameters you want gradients of",
             )
-        for name, parameter in trainable.items():
-            if type(parameter) is not nn.Parameter:
-                _expect_a_tensor(name, parameter)
+        tensors = list(trainable.values())
+        if set(map(type, tensors)) != {nn.Parameter}:
+            for name, parameter in trainable.items():
+                if type(parameter) is not nn.Parameter:
+                    _expect_a_tensor(name, parameter)
         self.partial = len(chosen) < len(trainable)
-        self.selected, names = dict(trainable), list[str | None](trainable)
+        self.selected, names = dict(trainable), list(trainable)
         if self.partial:
             self.selected = {n: p for n, p in trainable.items() if n in chosen}
-            names = [n if n in chosen else None for n in trainable]
-        tensors = trainable.values()
-        self.slots = dict(zip(map(id, tensors), map(Slot, names, tensors), strict=True))
+            names = [n if n in chosen else "" for n in trainable]
+        self.slots = dict(zip(map(id, tensors), names, strict=True))
+        self.tensors = dict(zip(self.slots, tensors, strict=True))
         self._wanted = params is None or (params if callable(params) else False)
         self._foreign: list[weakref.ref[Tensor]] = []  # leaves that were no parameters when used
         self._new: list[str] = []  # parameters that came, or were unfrozen, after the beginning
@@ -116,23 +112,25 @@ class Parameters:
             return self.selected
         return {name: p for name, p in self.selected.items() if name in self._asked}
 
-    def find(self, tensor: Tensor) -> Slot | None:
-        """The slot of a tensor that requires a gradient."""
-        return self.slots.get(id(tensor)) or self._search(tensor)
+    def find(self, tensor: Tensor) -> str | None:
+        """The name in whose slot a tensor is that requires a gradient; None if in no slot."""
+        found = self.slots.get(id(tensor))
+        return self._search(tensor) if found is None else found
 
-    def _search(self, tensor: Tensor) -> Slot | None:
-        for prefix, module in modules_of(self.model):
+    def _search(self, tensor: Tensor) -> str | None:
+        found = modules_of(self.model)
+        for prefix, module in zip(found.prefixes, found.modules, strict=True):
             for key, value in module._parameters.items():
                 if value is tensor:
-                    name = prefix + key
-                    slot = Slot(name if name in self.selected else None, tensor)
-                    self.slots[id(tensor)] = slot
-                    if slot.name is None and torch.is_grad_enabled():
-                        self._new.append(name)
-                    if slot.name is not None:
-                        self.selected[slot.name] = tensor
+                    name, where = prefix + key, id(tensor)
+                    recorded = name in self.selected
+                    self.slots[where], self.tensors[where] = name if recorded else "", tensor
+                    if recorded:
+                        self.selected[name] = tensor
                         self.exchanged = True
-                    return slot
+                    elif torch.is_grad_enabled():
+                        self._new.append(name)
+                    return self.slots[where]
         return None
 
     def note_foreign(self, leaf: Tensor) -> None:
@@ -161,12 +159,12 @@ class Parameters:
         Returns the parameter's name if another one does: a name can only tell one's gradient.
         """
         where = tensor if isinstance(tensor, int) else id(tensor)
-        slot = self.slots.get(where)
-        if slot is None or slot.name is None:
+        name = self.slots.get(where)
+        if not name:
             return None
-        if self._standing.setdefault(slot.name, where) != where:
-            return slot.name
-        self.selected[slot.name] = slot.tensor
+        if self._standing.setdefault(name, where) != where:
+            return name
+        self.selected[name] = self.tensors[where]
         return None
 
     def expect_no_hooks(self) -> None:
@@ -181,8 +179,7 @@ class Parameters:
 
     def leaves(self) -> list[Tensor]:
         """Every leaf that an ordinary backward could write a ``.grad`` to."""
-        found = {id(slot.tensor): slot.tensor for slot in self.slots.values()}
-        found.update({id(home): home for home in self.homes})
+        found = self.tensors | {id(home): home for home in self.homes}
         return [tensor for tensor in found.values() if tensor.is_leaf]
 
     def aliases(self) -> dict[str, tuple[str, ...]]:

@@ -11,6 +11,7 @@ import weakref
 from torch import Tensor
 
 from ..layouts import Additive, Layout
+from .marks import Derived
 
 
 class Known:
@@ -23,8 +24,9 @@ class Known:
     __slots__ = ("aliasing", "batches", "detached", "grad", "plain_bytes", "state")
 
     def __init__(
-        self, state: Layout | Additive, batches: int, grad: bool, *, aliasing: bool, detached: bool
-    ) -> None:
+        self, state: Layout | Additive | Derived, batches: int, grad: bool, *, aliasing: bool,
+        detached: bool,
+    ) -> None:  # fmt: skip
         self.state, self.batches, self.grad = state, batches, grad
         self.aliasing, self.detached = aliasing, detached
         self.plain_bytes: int | None = None

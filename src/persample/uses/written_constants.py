@@ -44,10 +44,10 @@ class WrittenConstants:
             return
         storage = tensor.untyped_storage()
         if not self.written:
-            for slot in self._parameters.slots.values():
-                if has_memory(slot.tensor):
-                    where = slot.tensor.untyped_storage()._cdata
-                    self._homes.setdefault(where, []).append(slot.tensor)
+            for parameter in self._parameters.tensors.values():
+                if has_memory(parameter):
+                    where = parameter.untyped_storage()._cdata
+                    self._homes.setdefault(where, []).append(parameter)
         _, places = self.written.setdefault(storage._cdata, (StorageWeakRef(storage), {}))
         places[place_of(tensor)] = state
         for parameter in self._homes.get(storage._cdata, ()):

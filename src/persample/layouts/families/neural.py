@@ -98,6 +98,8 @@ def batch_first(call: Call) -> Result | list[Result]:
     x = call.arg(0, "input", "self", "theta")
     width = max(x.dim(), _LEAST.get(call.name, 0)) - 1
     operands = [(x, trailing(x, width))]
+    if isinstance(call.out, Tensor):
+        return carry(call, operands, call.out, range(1, call.out.dim()))
     return [carry(call, operands, t, range(1, t.dim())) for t in collect(call.out)]
 
 

@@ -107,7 +107,7 @@ class CustomFunctions:
         """
         slots = self.context.parameters.slots
         ends = [slots.get(id(leaf)) for leaf in leaves_of(node)]
-        return bool(ends) and all(slot is not None and slot.name is None for slot in ends)
+        return bool(ends) and all(name == "" for name in ends)
 
     def unpacked(self, tensor: Tensor) -> State | None:
         """A function's own result that it saved for backward: the same, as another object."""

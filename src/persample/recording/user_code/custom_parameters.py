@@ -20,7 +20,7 @@ from ...forms import Dense, Form, Pullback, wide
 from ...layouts import CUSTOM, Layout, State, ids_of
 from ...rules import Forms
 from ...run_state import RandomState, tolerance
-from ...uses import Context, Firing, Kind, Operand, Slot, Template, Use, tapped, version
+from ...uses import Context, Firing, Kind, Operand, Template, Use, tapped, version
 
 
 class OfParameters:
@@ -51,7 +51,7 @@ class OfParameters:
                 edge = None if hasattr(into, "variable") else GradientEdge(into, number)
                 if edge is not None:
                     context.user_code.derived.append(into)
-                self._operands += [(j, name, p, edge) for name, p in parameters if name is not None]
+                self._operands += [(j, name, p, edge) for name, p in parameters if name]
         operands = [
             Operand(j, p.detach(), name, version(p), id(p)) for j, name, p, _ in self._operands
         ]
@@ -61,8 +61,8 @@ class OfParameters:
         if operands:
             context.receiver.expect(self.use)
 
-    def _leaves(self, node: Any) -> list[Slot]:
-        """The parameters in which a graph ends; none where samples, or a user's code, may be in it.
+    def _leaves(self, node: Any) -> list[tuple[str, Tensor]]:
+        """Names and parameters in which a graph ends; none where samples or user code may be in it.
 
         Samples and parameters meet in nodes of ours, or in those of other custom functions.
         """
@@ -70,13 +70,11 @@ class OfParameters:
         hooked = self._context.user_code.by_hand
         if any(isinstance(at, BackwardCFunction) or at in hooked for at in nodes):
             return []
-        slots = [
-            self._context.parameters.slots.get(id(at.variable))
-            for at in nodes
-            if hasattr(at, "variable")
-        ]
-        found = [slot for slot in slots if slot is not None]
-        return found if len(found) == len(slots) else []
+        slots = self._context.parameters.slots
+        leaves = [at.variable for at in nodes if hasattr(at, "variable")]
+        names = [slots.get(id(leaf)) for leaf in leaves]
+        found = [(name, leaf) for name, leaf in zip(names, leaves, strict=True) if name is not None]
+        return found if len(found) == len(leaves) else []
 
     def fire(self, grads: Sequence[Tensor | None], states: dict[int, State]) -> str:
         """Take every sample's gradient before the node runs; why not, if it cannot be done."""
