@@ -14,8 +14,9 @@ colour i has been computed from elements of colour i and constants only. If the 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from torch import Tensor
 from ..errors import Mixing, Reason
 
 Shape = Sequence[int]
+Found = TypeVar("Found")
 NAME_IT = (
     "if one of them is not per-sample data (a mask, position ids), name it in "
     "record(..., constants=...)"
@@ -32,12 +34,13 @@ NAME_IT = (
 class Layout:
     """Immutable; closed layouts are interned by :func:`closed`."""
 
-    __slots__ = ("axis", "coupled", "ids", "inner")
+    __slots__ = ("_found", "axis", "coupled", "ids", "inner")
 
     def __init__(
         self, axis: int, inner: int = 1, ids: Tensor | None = None, coupled: Reason | None = None
     ) -> None:
         self.axis, self.inner, self.ids, self.coupled = axis, inner, ids, coupled
+        self._found: dict[Any, Any] | None = None
 
     def __repr__(self) -> str:
         if self.ids is None:
@@ -52,6 +55,20 @@ class Layout:
         if self.ids is None:
             return (self.axis,)
         return tuple(d for d, size in enumerate(self.ids.shape) if size != 1)
+
+    def once(self, key: Any, compute: Callable[[], Found]) -> Found:
+        """What is computed from explicit ids, kept for all tensors that have them."""
+        found = self._found = {} if self._found is None else self._found
+        if key not in found:
+            found[key] = compute()
+        value: Found = found[key]
+        return value
+
+    @property
+    def owned(self) -> bool:
+        """Whether every row is some sample's."""
+        ids = self.ids
+        return ids is None or self.once("owned", lambda: not bool((ids < 0).any()))
 
     def with_coupling(self, reason: Reason | None) -> Layout:
         """The same colours, remembering that the values depend on the whole batch."""
@@ -129,11 +146,16 @@ def _closed_form(ids: Tensor, n: int, *, bold: bool = False) -> int | None:
     size = ids.numel()
     if n == 0 or size == 0 or size % n:
         return 1 if n == size == 0 else None  # there is nothing to colour
+    repeats, index = size // n, torch.arange(size, device=ids.device)
+    if not bold:  # the first sample's rows come first
+        inner = int((ids != 0).to(torch.uint8).argmax()) if n > 1 else size
+        fits = inner > 0 and repeats % inner == 0
+        return (
+            inner
+            if fits and torch.equal(index.div_(inner, rounding_mode="floor") % n, ids)
+            else None
+        )
     wild = ids < 0
-    if not bold and bool(wild.any()):
-        return None
-    index = torch.arange(size, device=ids.device)
-    repeats = size // n
     for inner in sorted((d for d in range(1, repeats + 1) if repeats % d == 0), reverse=True):
         if bool((((index // inner) % n == ids) | wild).all()):
             return inner

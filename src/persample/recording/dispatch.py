@@ -54,7 +54,7 @@ class Dispatch:
         self._graph = GraphCalls(context, guards, passes, self._repeats)
         self._cursor = Cursor(context)
         follower = Follower(
-            context, guards, self._cursor, custom.pending, self._repeats.known,
+            context, guards, self._cursor, custom, self._repeats.known,
             self.entering,
         )  # fmt: skip
         self.follow, self._learn = follower.follow, Learner(context, self._cursor, follower)
@@ -142,7 +142,7 @@ class Dispatch:
                 self._marking.store(operator, result, bad, roles.coloured, written=written)
                 return out
         out, kind = capture_use(self._context, operator, func, args, kwargs, roles, self._by_zeros)
-        if kind is not None and roles.closed:
+        if kind is not None:
             self._learn.use(operator, func, args, kwargs, roles, out, kind)
         return out
 
@@ -219,7 +219,7 @@ class Dispatch:
             found = self._by_zeros(operator, seen, kwargs, result, roles, states) or states
             written = operator.inplace or "out" in kwargs
             self._marking.store(operator, result, found, roles.coloured, written=written)
-        if roles.closed and not roles.owned:  # what values decided is never learned
+        if not roles.owned:
             self._learn.data(operator, func, args, kwargs, roles, out, states)
         if not self._early.over:
             self._early.note(operator, func, args, kwargs, out)

@@ -8,19 +8,20 @@ first of its kind.
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from typing import Any
+from typing import Any, cast
 from weakref import ref
 
 import torch
 from torch import Tensor, is_grad_enabled, is_inference_mode_enabled, nn
 
 from ..guards.guards import Guards
-from ..layouts import State
-from ..uses import Context, Derived, Known
+from ..layouts import Layout, State, collect
+from ..uses import Context, Derived, Known, transformed
 from .program import (
     Cursor,
     OfConstant,
     OfMark,
+    OfRows,
     Origins,
     Plain,
     Sequenced,
@@ -28,6 +29,7 @@ from .program import (
     Step,
 )
 from .use_capture import repeat_use
+from .user_code.custom_functions import CustomFunctions
 
 MISSED = object()
 _top_hooks = torch._C._autograd._top_saved_tensors_default_hooks
@@ -39,16 +41,17 @@ class Follower:
     """Compares every call with the steps that may come next, and runs those that agree."""
 
     def __init__(
-        self, context: Context, guards: Guards, cursor: Cursor, pending: Sequence[Any],
+        self, context: Context, guards: Guards, cursor: Cursor, custom: CustomFunctions,
         repeated: Container[int], entering: Container[Any],
     ) -> None:  # fmt: skip
         self._context, self._guards, self._backward = context, guards, context.backward
         self._states, self._results = context.states, context.states.results
         self._user_code = context.user_code
         self._marks, self._cursor = context.states.table, cursor
-        self._pending = pending  # what a custom function may have read
+        self._custom, self._pending = custom, custom.pending  # what a function may have read
         self.repeated = repeated  # ids of parameters that are repeated for every sample
         self.entering = entering  # Python functions whose bodies run
+        self._rows: Rows | None = None  # explicit ids, which all rows of a call must have
 
     def follow(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Run a call that agrees with what was learned; MISSED if none does."""
@@ -56,22 +59,22 @@ class Follower:
         at = cursor.at or cursor.begin()
         if at is None:
             return MISSED
-        backward = self._backward
+        backward, grad = self._backward, is_grad_enabled()
         if (
-            self._pending
+            (grad and self._pending and not self._leaves(args, kwargs))
             or backward.receiving
             or backward.muted
-            or not is_grad_enabled()
             or is_inference_mode_enabled()
             or (types and types not in _PLAIN_TYPES)
         ):  # other circumstances than a step's
             cursor.passing = True
             return MISSED
         for step in at.following:
+            self._rows = None
             if step.func is not func and step.func != func:  # an attribute is made anew each time
                 continue
-            if step.inside is not (func in self.entering):  # a name that means two functions
-                continue
+            if step.grad is not grad or step.inside is not (func in self.entering):
+                continue  # or a name that means two functions
             if (step.use is not None or step.derived) and self._hindered(step):
                 cursor.passing = True
                 return MISSED
@@ -80,24 +83,49 @@ class Follower:
                     continue
                 out = func(*args)
             else:
-                values = (*args, *kwargs.values()) if kwargs else args
-                if step.names != (tuple(kwargs) if kwargs else ()):
+                out = self._run(step, func, args, kwargs)
+                if out is MISSED:
                     continue
-                if not self._agrees(step, values):
-                    continue
-                if step.watched:
-                    constants = [values[k] for k in step.watched]
-                    self._guards.constants_used(constants, derived=False)
-                if step.use is not None:
-                    out = repeat_use(self._context, step.use, func, values)
-                else:
-                    out = func(*args, **kwargs) if kwargs else func(*args)
             cursor.at = step
-            if not (step.derived and out is args[step.source]):  # to() may return its argument
+            if not grad:
+                self._read(args, kwargs)
+            if self._rows is not None:
+                self._mark_rows(step, out, args, self._rows)
+            elif not (step.derived and out is args[step.source]):  # to() may return its argument
                 self.note(step, out, args)
             return out
         cursor.passing = False
         return MISSED
+
+    def _run(self, step: Step, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run a call if its values agree."""
+        values = (*args, *kwargs.values()) if kwargs else args
+        if step.names != (tuple(kwargs) if kwargs else ()) or not self._agrees(step, values):
+            return MISSED
+        rows = self._rows
+        if step.use is not None and rows is not None and not rows.owned:  # by values: to whom
+            return MISSED
+        if step.watched:
+            self._guards.constants_used([values[k] for k in step.watched], derived=False)
+        if step.use is not None:
+            return repeat_use(self._context, step.use, func, values, rows)
+        return func(*args, **kwargs) if kwargs else func(*args)
+
+    def _leaves(self, args: Any, kwargs: Any) -> bool:
+        """Whether samples take part in a call: then a function that read them has been left."""
+        tensors = collect([args, kwargs or {}])
+        if any(map(transformed, tensors)):
+            return False
+        if all(isinstance(state, Derived | None) for state in map(self._context.look, tensors)):
+            return False
+        self._custom.leave()
+        return True
+
+    def _read(self, args: Any, kwargs: Any) -> None:
+        """Tensors of the graph were read without gradients."""
+        look = self._context.look
+        given = [t for t in collect([args, kwargs or {}]) if t.requires_grad]
+        self._custom.read([(t, state) for t in given if isinstance(state := look(t), Layout)])
 
     def _hindered(self, step: Step) -> bool:
         """Whether a call that agrees has to be handled in full."""
@@ -137,7 +165,32 @@ class Follower:
             return bool(origin.fits(value))
         if kind is Several:
             return value.__class__ is origin.kind and self._agrees(origin, value)
+        if kind is OfRows:
+            return value.__class__ in CLASSES and self._in_rows(origin, value)
         return value.__class__ in CLASSES and self.is_known(origin, value)
+
+    def _in_rows(self, origin: OfRows, value: Tensor) -> bool:
+        """Whether the rows of a tensor are samples' by the ids that all rows of the call have."""
+        if value.is_nested or value.shape != origin.shape or value.dtype is not origin.dtype:
+            return False
+        if value.requires_grad is not origin.grad or value.layout is not torch.strided:
+            return False
+        mark = self._marks.get(id(value))
+        if mark is None or mark.batches != origin.batches or not mark.unchanged(value):
+            return False
+        rows = explicit_rows(mark.state)
+        if rows is None or rows.ids.shape != origin.ids:
+            return False
+        self._rows = self._rows or rows
+        return self._rows.ids is rows.ids
+
+    def _mark_rows(self, step: Step, out: Tensor, args: Any, rows: Rows) -> None:
+        states, known = self._states, step.known
+        assert isinstance(known, Known)
+        states.batches, like = known.batches, None
+        if known.aliasing:
+            like = states.relative(out, args[step.source], detached=known.detached)
+        states.put(out, rows, like)
 
     def is_result(self, index: int, value: Tensor) -> bool:
         """Whether a value is this result, and was not written to or given a history."""
@@ -151,6 +204,9 @@ class Follower:
 
     def _is_marked(self, value: Tensor, state: State | Derived, batches: int) -> bool:
         mark = self._marks.get(id(value))
+        if value.requires_grad if mark is None else not mark.unchanged(value):
+            self._context.look(value)  # a custom function's result, perhaps
+            mark = self._marks.get(id(value))
         return (
             mark is not None
             and (mark.state is state or _alike(mark.state, state))
@@ -187,6 +243,18 @@ class Follower:
         else:
             for tensor, one in zip(out, known, strict=True):
                 results.add((ref(tensor), tensor._version, one, source))
+
+
+class Rows(Layout):
+    """What type checkers take a layout by explicit ids for."""
+
+    ids: Tensor
+
+
+def explicit_rows(state: Any) -> Rows | None:
+    """A layout by explicit ids that is coupled to nothing."""
+    explicit = state.__class__ is Layout and state.ids is not None and state.coupled is None
+    return cast(Rows, state) if explicit else None
 
 
 def _alike(one: Any, other: Any) -> bool:

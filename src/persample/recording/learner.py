@@ -9,14 +9,15 @@ import torch
 from torch import Tensor
 
 from ..errors import here
-from ..layouts import ZEROS, Additive, Layout, Operator
+from ..layouts import ZEROS, Additive, Layout, Operator, propagate
 from ..uses import EXCLUDED, SELECTED, Context, Derived, Kind, Known
-from .follower import CLASSES, Follower
+from .follower import CLASSES, Follower, Rows, explicit_rows
 from .program import (
     Cursor,
     OfConstant,
     OfMark,
     OfParameter,
+    OfRows,
     Origin,
     Several,
     Step,
@@ -24,7 +25,10 @@ from .program import (
     flat,
     plain,
 )
-from .roles import Roles
+from .roles import Coloured, Roles
+
+# stands for rows of samples by explicit ids, which every batch has of its own
+ROWS = Layout(0, 1, torch.empty(0, dtype=torch.long, device="cpu"))
 
 
 class Learner:
@@ -40,7 +44,10 @@ class Learner:
     ) -> None:  # fmt: skip
         """A call on data was handled: learn it, if shapes and closed layouts decided all of it."""
         at = self._learning(operator)
-        if at is None or not roles.closed or operator.name == "data" or "out" in kwargs:
+        if at is None or operator.name == "data" or "out" in kwargs:
+            return
+        if not roles.closed:
+            self._rows(at, operator, func, args, kwargs, roles, out)
             return
         outs = out if isinstance(out, (list, tuple)) else [out]
         states = states if states.__class__ is list else [states] * len(outs)
@@ -61,7 +68,7 @@ class Learner:
             )
             for tensor, state in zip(outs, states, strict=True)
         )  # fmt: skip
-        watched = bool(roles.loose) and self._context.options.lean
+        watched = bool(roles.loose) and self._context.options.lean and torch.is_grad_enabled()
         if watched and any(isinstance(origin, Several) for origin in origins):
             return
         single = known if outs is out else known[0]
@@ -75,8 +82,15 @@ class Learner:
     ) -> None:  # fmt: skip
         """A use was recorded: learn it, if shapes and closed layouts decided all of it."""
         at, mark = self._learning(operator), self._marks.get(id(out))
-        state = None if mark is None else mark.state
-        if at is None or not roles.closed or not _closed(state) or out.__class__ is not Tensor:
+        state: Any = None if mark is None else mark.state
+        if at is None or out.__class__ is not Tensor:
+            return
+        if not roles.closed:
+            rows = self._kept_rows(operator, func, args, kwargs, roles, out)
+            if rows is None or mark is None or not rows.owned:
+                return
+            kind, state, mark.state = kind.of_rows(ROWS), ROWS, rows
+        elif not _closed(state):
             return
         if operator.random or kind.template.spec is not None:
             return
@@ -103,12 +117,63 @@ class Learner:
         )  # fmt: skip
         self._add(at, step, out, args)
 
+    def _rows(
+        self, at: Step, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any],
+        roles: Roles, out: Any,
+    ) -> None:  # fmt: skip
+        """A call on samples by explicit ids was handled: learn it, if no row leaves its place."""
+        mark = self._marks.get(id(out))
+        if mark is None or (roles.loose and self._context.options.lean):
+            return
+        rows = self._kept_rows(operator, func, args, kwargs, roles, out)
+        if rows is None:
+            return
+        mark.state = rows
+        origins, source = self._origins(flat(args, kwargs)), self._source(operator, args, roles)
+        if origins is None or source is None:
+            return
+        known = Known(
+            ROWS, roles.all_batches(), out.requires_grad,
+            aliasing=operator.aliasing, detached=operator.name == "detach",
+        )  # fmt: skip
+        inside = func in self._follower.entering
+        self._add(at, Step(func, origins, tuple(kwargs), known, source, inside=inside), out, args)
+
+    def _kept_rows(
+        self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any],
+        roles: Roles, out: Any,
+    ) -> Rows | None:  # fmt: skip
+        """The explicit ids that all data of a call and its result have, by shapes alone.
+
+        If rows of as many owners stay where they are, so do rows of fewer.
+        """
+        rows = explicit_rows(roles.coloured[0][1])
+        if rows is None or not operator.by_shape or not _is_plain(out):
+            return None
+        each = [explicit_rows(state) for _, state in roles.coloured]
+        if any(one is None or one.ids is not rows.ids for one in each):
+            return None
+        if any(t.dim() == 0 and not t.is_floating_point() for t in roles.loose):
+            return None
+        ids = rows.ids
+        count = ids.numel()
+        if count < 2 or (self._context.n or 0) < 2:
+            return None
+        numbers = torch.arange(count, 0, -1, device=ids.device).view(ids.shape)
+        other = Layout(0, 1, numbers)
+        coloured: Coloured = [(tensor, other) for tensor, _ in roles.coloured]
+        found = explicit_rows(
+            propagate(operator, func, tuple(args), kwargs, out, coloured, count + 1)
+        )
+        same = found is not None and found.ids.shape == ids.shape
+        return rows if found is not None and same and bool((found.ids == numbers).all()) else None
+
     def derived(
         self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any],
         roles: Roles, out: Any,
     ) -> None:  # fmt: skip
         """A call on parameters alone was handled: learn it, if its result is nothing but theirs."""
-        at = self._learning(operator)
+        at = self._learning(operator) if torch.is_grad_enabled() else None
         if at is None or operator.random or roles.loose or roles.coloured or "out" in kwargs:
             return
         first, marks = roles.owned[0], self._marks
@@ -138,7 +203,7 @@ class Learner:
         if operator.inplace or self._context.backward.busy:
             return None
         # tensors of inference have no versions
-        if self._cursor.passing or not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+        if self._cursor.passing or torch.is_inference_mode_enabled():
             return None
         return self._cursor.at or self._cursor.begin()
 
@@ -146,8 +211,9 @@ class Learner:
         """A step was learned; its results have marks already."""
         self._context.states.settle()  # calls inside this one may have been repeated
         self._cursor.add(at, step)
-        self._follower.note(step, out, args)
-        self._results.marked = len(self._results.each)
+        if step.known.__class__ is not Known or step.known.state is not ROWS:
+            self._follower.note(step, out, args)
+            self._results.marked = len(self._results.each)
 
     def _origins(self, values: Sequence[Any]) -> tuple[Origin, ...] | None:
         """Where a call's values come from; None if one of them is of another kind."""
@@ -171,7 +237,9 @@ class Learner:
         each = self._results.each
         for at in range(len(each) - 1, -1, -1):
             if each[at][0]() is value:
-                return at if self._follower.is_result(at, value) else None
+                if self._follower.is_result(at, value):
+                    return at
+                break  # a custom function's result since, perhaps
         mark, where = self._marks.get(id(value)), self._cursor.place(value)
         if where is not None:
             fits = mark is None and value.requires_grad
@@ -181,6 +249,10 @@ class Learner:
             loose = loose and self._context.look(value) is None
             return OfConstant(value) if loose else None
         state = mark.state
+        rows = explicit_rows(state)
+        if rows is not None:
+            fits = mark.unchanged(value) and _is_plain(value)
+            return OfRows(rows.ids.shape, mark.batches, value) if fits else None
         if isinstance(state, Derived):  # which rows of a table it holds makes no difference
             state = SELECTED if state.selected else EXCLUDED
         elif not _closed(state):

@@ -44,6 +44,16 @@ class OfMark:
         self.shape, self.dtype = tensor.shape, tensor.dtype
 
 
+class OfRows:
+    """A tensor whose rows are samples' by explicit ids of this shape; others', in every batch."""
+
+    __slots__ = ("batches", "dtype", "grad", "ids", "shape")
+
+    def __init__(self, ids: torch.Size, batches: int, tensor: Tensor) -> None:
+        self.ids, self.batches, self.grad = ids, batches, tensor.requires_grad
+        self.shape, self.dtype = tensor.shape, tensor.dtype
+
+
 class OfConstant:
     """A tensor of neither samples nor parameters; its values decide nothing."""
 
@@ -105,7 +115,7 @@ class Several(Origins):
 
 
 # an int counts the results of all steps before
-Origin = int | OfParameter | OfMark | OfConstant | Plain | Sequenced | Several
+Origin = int | OfParameter | OfMark | OfRows | OfConstant | Plain | Sequenced | Several
 
 
 class UsePlan:
@@ -142,11 +152,12 @@ class Step(Origins):
     ``names`` are those of its keywords, whose values come last. ``known`` is of its only result, or
     of several. Its results may share memory with the value at ``source``, if that is not negative.
     ``watched`` are the places of constants that a guard is told of. ``derived``: it takes
-    parameters alone. ``inside``: its name is that of the Python function that calls it.
+    parameters alone. ``grad``: gradients are wanted. ``inside``: its name is that of the Python
+    function that calls it.
     """
 
     __slots__ = (
-        "derived", "following", "func", "inside", "known", "names", "only", "source", "use",
+        "derived", "following", "func", "grad", "inside", "known", "names", "only", "source", "use",
         "watched",
     )  # fmt: skip
 
@@ -156,7 +167,7 @@ class Step(Origins):
         *, watched: bool = False, derived: bool = False, inside: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(origins)
-        self.derived, self.inside = derived, inside
+        self.derived, self.inside, self.grad = derived, inside, torch.is_grad_enabled()
         self.func, self.names, self.known, self.source, self.use = func, names, known, source, use
         constants = [k for k, origin in self.others if isinstance(origin, OfConstant)]
         self.watched = tuple(constants) if watched else ()

@@ -83,9 +83,13 @@ def _is_alone(kind: Kind, operands: list[Operand], leaves: list[Any], out: Any, 
     return usual and named and (shift is None or shift.shape == out.shape[-1:])
 
 
-def repeat_use(context: Context, plan: UsePlan, func: Any, values: Sequence[Any]) -> Tensor:
+def repeat_use(
+    context: Context, plan: UsePlan, func: Any, values: Sequence[Any], rows: Layout | None
+) -> Tensor:
     """A use that was learned: it draws no numbers and has one result, which is tapped."""
     kind, leaves, operands = plan.kind, list(values), []
+    if rows is not None:
+        kind = kind.of_rows(rows)
     for position, name, derived in plan.mine:
         value = values[position]
         if derived:

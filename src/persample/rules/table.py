@@ -89,11 +89,9 @@ def factor(x: Tensor, layout: Layout, n: int) -> Tensor:
 
 
 def _rows_by_id(x: Tensor, layout: Layout, n: int, lead: int) -> Tensor:
-    ids = row_ids(x, layout, n, lead)
-    rows = x.reshape(math.prod(x.shape[:lead]), *x.shape[lead:])
-    if ids.numel() == n and torch.equal(ids, torch.arange(n, device=ids.device)):
-        return rows.unsqueeze(1)
-    return pad_rows(rows, ids, n)
+    rows, sizes = x.reshape(math.prod(x.shape[:lead]), *x.shape[lead:]), x.shape[:lead]
+    places = layout.once((n, sizes), lambda: _Places(row_ids(x, layout, n, lead), n))
+    return places.put(rows)
 
 
 def row_ids(x: Tensor, layout: Layout, n: int, lead: int) -> Tensor:
@@ -104,12 +102,26 @@ def row_ids(x: Tensor, layout: Layout, n: int, lead: int) -> Tensor:
     return ids.reshape(ids.shape[:lead]).expand(x.shape[:lead]).reshape(-1)
 
 
-def pad_rows(rows: Tensor, ids: Tensor, n: int) -> Tensor:
-    """Rows sorted by sample and filled up with zeros: (n, longest, …)."""
-    if bool((ids < 0).any()):
-        rows, ids = rows[ids >= 0], ids[ids >= 0]
-    place, sizes = place_in_groups(ids, n)
-    longest = int(sizes.max()) if n else 0
-    out = rows.new_zeros((n, max(longest, 1), *rows.shape[1:]))
-    out[ids, place] = rows
-    return out
+class _Places:
+    """Where rows go that are sorted by sample and filled up with zeros: (n, longest, …)."""
+
+    def __init__(self, ids: Tensor, n: int) -> None:
+        self._n, self._kept, self._longest = n, None, 1
+        self._sorted = ids.numel() == n and torch.equal(ids, torch.arange(n, device=ids.device))
+        if self._sorted:
+            return
+        if bool((ids < 0).any()):
+            self._kept = (ids >= 0).nonzero().flatten()
+            ids = ids[self._kept]
+        place, sizes = place_in_groups(ids, n)
+        self._longest = max(int(sizes.max()) if n else 0, 1)
+        self._at = ids * self._longest + place
+
+    def put(self, rows: Tensor) -> Tensor:
+        """Rows of no sample are left out."""
+        if self._sorted:
+            return rows.unsqueeze(1)
+        if self._kept is not None:
+            rows = rows.index_select(0, self._kept)
+        out = rows.new_zeros((self._n * self._longest, *rows.shape[1:]))
+        return out.index_copy_(0, self._at, rows).view(self._n, self._longest, *rows.shape[1:])

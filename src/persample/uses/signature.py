@@ -107,6 +107,17 @@ class Kind:
     factors: set[int] = field(default_factory=set)
     alone: bool = False
 
+    def of_rows(self, rows: Layout) -> Kind:
+        """The same where explicit ids are others: those of these rows."""
+        layouts = [each if each is None or each.ids is None else rows for each in self.layouts]
+        single = self.single
+        if single is not None:
+            single = Tapped(single.results, [rows], single.refused, single.shapes, single.dtypes)
+        return Kind(
+            self.operator, self.template, self.mine, self.data, layouts, self.inplace, single,
+            self.factors, self.alone,
+        )  # fmt: skip
+
     def constants(self, leaves: Sequence[Any]) -> list[Any]:
         """A call's leaves without its tensors."""
         return [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -12,6 +12,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from ..layouts import Additive, Layout, Mixed, Place, State, painted_through, place_of, whole_of
 from .marks import EXCLUDED, SAMPLES, SELECTED, Derived, Mark, has_memory, same, unseen, version
 from .results import Known, Results
+
+_MOST = 8  # explicit ids of one shape that are compared
 
 
 class Memory(NamedTuple):
@@ -31,7 +33,8 @@ class TensorStates:
     """
 
     __slots__ = (
-        "_aliased", "_forget", "_lent", "_table", "batches", "made", "memories", "n", "results",
+        "_aliased", "_explicit", "_forget", "_lent", "_table", "batches", "made", "memories", "n",
+        "results",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -42,6 +45,7 @@ class TensorStates:
         self.memories: list[Memory] | None = None  # a list while a backward pass runs
         self.made: list[Tensor] | None = None  # a list while a function's results are kept alive
         self._lent: dict[int, tuple[weakref.ref[Tensor], Mark]] = {}
+        self._explicit: dict[Any, list[Layout]] = {}
         self._aliased: set[int] = set()  # memory of constants that ``.data`` gave away
         table = self._table
 
@@ -90,10 +94,13 @@ class TensorStates:
         """Forget every tensor."""
         self.results.clear()
         self._table.clear()
+        self._explicit.clear()
 
     def put(self, tensor: Tensor, state: State | Derived, like: Mark | None = None) -> None:
         """Remember a tensor's state; ``like`` is the mark of a tensor it shares memory with."""
         table, key = self.table, id(tensor)
+        if state.__class__ is Layout and state.ids is not None and state.coupled is None:
+            state = self._one(state, state.ids)
         known = table.get(key)
         if known is not None:
             known.state, known.history = state, tensor.requires_grad
@@ -114,6 +121,16 @@ class TensorStates:
             self.memories.append(Memory(storage, place_of(tensor), state, self.batches))
             if self.made is not None:
                 self.made.append(tensor)
+
+    def _one(self, layout: Layout, ids: Tensor) -> Layout:
+        """The same object for the same explicit ids: calls on them can be learned."""
+        known = self._explicit.setdefault((ids.shape, ids.device), [])
+        for other in known:
+            if other.ids is ids or torch.equal(cast(Tensor, other.ids), ids):
+                return other
+        if len(known) < _MOST:
+            known.append(layout)
+        return layout
 
     def lend(self, alias: Tensor, source: Tensor) -> None:
         """``.data`` shares memory with its tensor, but counts writes for itself."""
