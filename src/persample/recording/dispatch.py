@@ -23,13 +23,13 @@ from ..layouts import (
     Operator,
     State,
     collect,
-    propagate,
     separate_by_zeros,
 )
 from ..modes import entered, kept
 from ..uses import Context
 from .broadcast_parameters import NOTHING, Repeats
 from .early_calls import EarlyCalls
+from .explicit_rows import Moves
 from .follower import Follower
 from .graph_calls import GraphCalls
 from .learner import Learner
@@ -51,6 +51,7 @@ class Dispatch:
         self.entering: list[Any] = []  # Python functions whose bodies run
         self._marking, self._sorted = Marking(context, guards), Sorting(context)
         self._repeats, self._early = Repeats(context, guards), EarlyCalls(context)
+        self._moves = Moves()
         self._graph = GraphCalls(context, guards, passes, self._repeats)
         self._cursor = Cursor(context)
         follower = Follower(
@@ -63,6 +64,7 @@ class Dispatch:
         """Forget every tensor."""
         self._repeats.clear()
         self._early.stop()
+        self._moves.clear()
         self._cursor.clear()
 
     def handle(
@@ -208,7 +210,7 @@ class Dispatch:
         if not roles.closed and not roles.owned:
             states = self._of_earlier_steps(roles.coloured, result)
         if states is NOTHING:
-            states = propagate(operator, func, seen, kwargs, result, roles.coloured, n)
+            states = self._moves.propagate(operator, func, seen, kwargs, result, roles.coloured, n)
         plain = roles.closed and states.__class__ is Layout
         if plain and result.__class__ is Tensor and "out" not in kwargs:
             like = None

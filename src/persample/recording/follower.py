@@ -8,7 +8,7 @@ first of its kind.
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from typing import Any, cast
+from typing import Any
 from weakref import ref
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor, is_grad_enabled, is_inference_mode_enabled, nn
 from ..guards.guards import Guards
 from ..layouts import Layout, State, collect
 from ..uses import Context, Derived, Known, transformed
+from .explicit_rows import Rows, explicit_rows, viewed
 from .program import (
     Cursor,
     OfConstant,
@@ -61,8 +62,7 @@ class Follower:
             return MISSED
         backward, grad = self._backward, is_grad_enabled()
         if (
-            (grad and self._pending and not self._leaves(args, kwargs))
-            or backward.receiving
+            backward.receiving
             or backward.muted
             or is_inference_mode_enabled()
             or (types and types not in _PLAIN_TYPES)
@@ -75,6 +75,8 @@ class Follower:
                 continue
             if step.grad is not grad or step.inside is not (func in self.entering):
                 continue  # or a name that means two functions
+            if grad and self._pending and not self._leaves(args, kwargs):
+                break
             if (step.use is not None or step.derived) and self._hindered(step):
                 cursor.passing = True
                 return MISSED
@@ -184,13 +186,14 @@ class Follower:
         self._rows = self._rows or rows
         return self._rows.ids is rows.ids
 
-    def _mark_rows(self, step: Step, out: Tensor, args: Any, rows: Rows) -> None:
+    def _mark_rows(self, step: Step, out: Any, args: Any, rows: Rows) -> None:
         states, known = self._states, step.known
         assert isinstance(known, Known)
         states.batches, like = known.batches, None
-        if known.aliasing:
-            like = states.relative(out, args[step.source], detached=known.detached)
-        states.put(out, rows, like)
+        for tensor, shape in zip(collect(out), step.rows, strict=True):
+            if known.aliasing:
+                like = states.relative(tensor, args[step.source], detached=known.detached)
+            states.put(tensor, viewed(rows, shape), like)
 
     def is_result(self, index: int, value: Tensor) -> bool:
         """Whether a value is this result, and was not written to or given a history."""
@@ -243,18 +246,6 @@ class Follower:
         else:
             for tensor, one in zip(out, known, strict=True):
                 results.add((ref(tensor), tensor._version, one, source))
-
-
-class Rows(Layout):
-    """What type checkers take a layout by explicit ids for."""
-
-    ids: Tensor
-
-
-def explicit_rows(state: Any) -> Rows | None:
-    """A layout by explicit ids that is coupled to nothing."""
-    explicit = state.__class__ is Layout and state.ids is not None and state.coupled is None
-    return cast(Rows, state) if explicit else None
 
 
 def _alike(one: Any, other: Any) -> bool:

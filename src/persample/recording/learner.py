@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from ..errors import here
-from ..layouts import ZEROS, Additive, Layout, Operator, propagate
+from ..layouts import ZEROS, Additive, Layout, Operator, collect
 from ..uses import EXCLUDED, SELECTED, Context, Derived, Kind, Known
-from .follower import CLASSES, Follower, Rows, explicit_rows
+from .explicit_rows import ROWS, Rows, common_rows, explicit_rows, shapes_of_ids, viewed
+from .follower import CLASSES, Follower
 from .program import (
     Cursor,
     OfConstant,
@@ -25,10 +26,7 @@ from .program import (
     flat,
     plain,
 )
-from .roles import Coloured, Roles
-
-# stands for rows of samples by explicit ids, which every batch has of its own
-ROWS = Layout(0, 1, torch.empty(0, dtype=torch.long, device="cpu"))
+from .roles import Roles
 
 
 class Learner:
@@ -86,8 +84,8 @@ class Learner:
         if at is None or out.__class__ is not Tensor:
             return
         if not roles.closed:
-            rows = self._kept_rows(operator, func, args, kwargs, roles, out)
-            if rows is None or mark is None or not rows.owned:
+            rows, shapes = self._kept_rows(operator, func, args, kwargs, roles, out)
+            if rows is None or shapes != [rows.ids.shape] or mark is None or not rows.owned:
                 return
             kind, state, mark.state = kind.of_rows(ROWS), ROWS, rows
         elif not _closed(state):
@@ -113,7 +111,7 @@ class Learner:
         )  # fmt: skip
         step = Step(
             func, origins, tuple(kwargs), known, -1, use, watched=bool(roles.loose),
-            inside=func in self._follower.entering,
+            inside=func in self._follower.entering, rows=[] if roles.closed else shapes,
         )  # fmt: skip
         self._add(at, step, out, args)
 
@@ -122,51 +120,37 @@ class Learner:
         roles: Roles, out: Any,
     ) -> None:  # fmt: skip
         """A call on samples by explicit ids was handled: learn it, if no row leaves its place."""
-        mark = self._marks.get(id(out))
-        if mark is None or (roles.loose and self._context.options.lean):
+        rows, shapes = self._kept_rows(operator, func, args, kwargs, roles, out)
+        if rows is None or shapes is None or (roles.loose and self._context.options.lean):
             return
-        rows = self._kept_rows(operator, func, args, kwargs, roles, out)
-        if rows is None:
-            return
-        mark.state = rows
+        outs = collect(out)
+        for tensor, shape in zip(outs, shapes, strict=True):
+            self._marks[id(tensor)].state = viewed(rows, shape)
         origins, source = self._origins(flat(args, kwargs)), self._source(operator, args, roles)
         if origins is None or source is None:
             return
         known = Known(
-            ROWS, roles.all_batches(), out.requires_grad,
+            ROWS, roles.all_batches(), outs[0].requires_grad,
             aliasing=operator.aliasing, detached=operator.name == "detach",
         )  # fmt: skip
         inside = func in self._follower.entering
-        self._add(at, Step(func, origins, tuple(kwargs), known, source, inside=inside), out, args)
+        step = Step(func, origins, tuple(kwargs), known, source, inside=inside, rows=shapes)
+        self._add(at, step, out, args)
 
     def _kept_rows(
         self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any],
         roles: Roles, out: Any,
-    ) -> Rows | None:  # fmt: skip
-        """The explicit ids that all data of a call and its result have, by shapes alone.
-
-        If rows of as many owners stay where they are, so do rows of fewer.
-        """
-        rows = explicit_rows(roles.coloured[0][1])
-        if rows is None or not operator.by_shape or not _is_plain(out):
-            return None
-        each = [explicit_rows(state) for _, state in roles.coloured]
-        if any(one is None or one.ids is not rows.ids for one in each):
-            return None
+    ) -> tuple[Rows | None, list[torch.Size] | None]:  # fmt: skip
+        """The explicit ids that all data of a call have, and their shapes in its results."""
+        rows, outs = common_rows(roles.coloured), collect(out)
+        by_shape = operator.by_shape or (operator.by_shape_alone and not roles.loose)
+        if rows is None or not by_shape or not all(map(_is_plain, outs)):
+            return None, None
         if any(t.dim() == 0 and not t.is_floating_point() for t in roles.loose):
-            return None
-        ids = rows.ids
-        count = ids.numel()
-        if count < 2 or (self._context.n or 0) < 2:
-            return None
-        numbers = torch.arange(count, 0, -1, device=ids.device).view(ids.shape)
-        other = Layout(0, 1, numbers)
-        coloured: Coloured = [(tensor, other) for tensor, _ in roles.coloured]
-        found = explicit_rows(
-            propagate(operator, func, tuple(args), kwargs, out, coloured, count + 1)
-        )
-        same = found is not None and found.ids.shape == ids.shape
-        return rows if found is not None and same and bool((found.ids == numbers).all()) else None
+            return None, None
+        if (self._context.n or 0) < 2:
+            return None, None
+        return rows, shapes_of_ids(operator, func, args, kwargs, out, roles.coloured, rows)
 
     def derived(
         self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any],
@@ -211,7 +195,7 @@ class Learner:
         """A step was learned; its results have marks already."""
         self._context.states.settle()  # calls inside this one may have been repeated
         self._cursor.add(at, step)
-        if step.known.__class__ is not Known or step.known.state is not ROWS:
+        if not step.rows:
             self._follower.note(step, out, args)
             self._results.marked = len(self._results.each)
 

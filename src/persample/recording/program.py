@@ -153,20 +153,23 @@ class Step(Origins):
     of several. Its results may share memory with the value at ``source``, if that is not negative.
     ``watched`` are the places of constants that a guard is told of. ``derived``: it takes
     parameters alone. ``grad``: gradients are wanted. ``inside``: its name is that of the Python
-    function that calls it.
+    function that calls it. ``rows``: the shapes of its results' explicit ids, which are those of
+    what it takes.
     """
 
     __slots__ = (
-        "derived", "following", "func", "grad", "inside", "known", "names", "only", "source", "use",
-        "watched",
+        "derived", "following", "func", "grad", "inside", "known", "names", "only", "rows",
+        "source", "use", "watched",
     )  # fmt: skip
 
     def __init__(
         self, func: Any, origins: tuple[Origin, ...] = (), names: tuple[str, ...] = (),
         known: tuple[Known, ...] | Known = (), source: int = -1, use: UsePlan | None = None,
         *, watched: bool = False, derived: bool = False, inside: bool = False,
+        rows: Sequence[torch.Size] | None = None,
     ) -> None:  # fmt: skip
         super().__init__(origins)
+        self.rows = tuple(rows or ())
         self.derived, self.inside, self.grad = derived, inside, torch.is_grad_enabled()
         self.func, self.names, self.known, self.source, self.use = func, names, known, source, use
         constants = [k for k, origin in self.others if isinstance(origin, OfConstant)]

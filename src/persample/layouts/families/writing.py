@@ -31,7 +31,7 @@ def _write(
     places = read(torch.arange(before.numel(), device=x.device).view(before.shape))
     written = colours[tuple(slice(size) for size in places.shape)].expand(places.shape)
     after = paint(before, places, written)
-    if disagree(before, after):
+    if call.layout(x) is not None and disagree(before, after):
         raise Mixing("rows of one sample are written over, or added to, rows of another")
     return explicit(squeeze_colours(after, call.n), call.n)
 
@@ -67,6 +67,11 @@ def index_add(call: Call) -> Result:
     return _write_along(call, axis, source, source, lambda t: t.index_select(axis, index), kept)
 
 
+def _is_repeated(index: Tensor, axis: int) -> bool:
+    """Whether all rows along an axis are the same ones."""
+    return index.shape[axis] > 1 and index.stride(axis) == 0
+
+
 @rule("scatter scatter_add", linear=True, routes=True)
 def scatter(call: Call) -> Result:
     """Elements of the source go where the index names, along one axis."""
@@ -74,7 +79,17 @@ def scatter(call: Call) -> Result:
     axis = call.arg(1, "dim") % max(x.dim(), 1)
     if call.layout(source) is None and call.layout(x) is None:
         source = index  # a number for the places that each sample names
-    return _write_along(call, axis, source, index, lambda t: t.gather(axis, index))
+    whole = [_is_repeated(index, d) and x.shape[d] == index.shape[d] for d in range(x.dim())]
+    kept = [d if same and d != axis else None for d, same in enumerate(whole)]
+
+    def read(t: Tensor) -> Tensor:
+        some = index
+        for d in kept:
+            if d is not None and t.shape[d] == 1:
+                some = some.narrow(d, 0, 1)
+        return t.gather(axis, some)
+
+    return _write_along(call, axis, source, index, read, kept)
 
 
 # products and extremes: a sum over samples does not stay one
