@@ -633,3 +633,104 @@ def test_many_programs_of_one_model() -> None:
     model = Net().double()
     for t in [*range(1, 40), 3, 3]:
         check(model, torch.randn(N, t, 3).double())
+
+
+class Spike(torch.autograd.Function):
+    """A step with a smooth gradient; ``crossed`` takes that of other samples."""
+
+    crossed = False
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor) -> Tensor:
+        ctx.save_for_backward(h)
+        return (h > 0).to(h.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (h,) = ctx.saved_tensors
+        grad = grad / (1 + h.abs()) ** 2
+        return grad.flip(0) if Spike.crossed else grad
+
+
+def spiking(model: Net, x: Tensor) -> Tensor:
+    """Membranes that leak, and a function of the user's own between layers."""
+    h = model.first(x)
+    state = h - model.third.bias
+    for layer in (model.second, model.third):
+        spike = Spike.apply(state)
+        state = 0.9 * state + layer(h) - spike.detach()
+        h = Spike.apply(state) + 0.1 * h
+    return model.head(h).square().sum(1)
+
+
+def test_calls_inside_custom_functions_are_learned(
+    handled: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    model = Net().double()
+    for _ in range(4):
+        x = torch.randn(N, 3).double()
+        handled.clear()
+        with persample.record(model) as tape:
+            losses = spiking(model, x)
+            seen = list(handled)
+            tape.backward(losses)
+        for key, rows in truth(model, x, spiking).items():
+            found = tape.grads().get(key, torch.zeros_like(rows))
+            torch.testing.assert_close(found, rows)
+    assert not {"gt", "to", "linear", "sub"}.intersection(seen)
+    monkeypatch.setattr(Spike, "crossed", True)
+    with pytest.raises(persample.PersampleError), persample.record(model) as tape:
+        tape.backward(spiking(model, x))
+        tape.norms()
+
+
+def statistics(model: Net, h: Tensor) -> Tensor:
+    """What is computed without gradients is a constant for them, of each sample's own."""
+    with torch.no_grad():
+        scale = h.square().mean(1, keepdim=True).sqrt() + model.third.bias.abs().sum()
+    return h / scale
+
+
+def mixed_statistics(model: Net, h: Tensor) -> Tensor:
+    with torch.no_grad():
+        scale = h.square().mean(0, keepdim=True).sqrt() + 1
+    return h / scale
+
+
+def test_calls_without_gradients_are_learned(handled: list[str]) -> None:
+    torch.manual_seed(0)
+    model, run = Net().double(), between(statistics)
+    for _ in range(3):
+        x = torch.randn(N, 3).double()
+        handled.clear()
+        with persample.record(model) as tape:
+            tape.backward(run(model, x))
+        for key, rows in truth(model, x, run).items():
+            torch.testing.assert_close(tape.grads().get(key, torch.zeros_like(rows)), rows)
+    assert not {"square", "mean", "sqrt", "div"}.intersection(handled)
+    with pytest.raises(persample.PersampleError), persample.record(model) as tape:
+        tape.backward(between(mixed_statistics)(model, x))
+
+
+def test_parameters_alone_under_hooks_on_saved_tensors() -> None:
+    """What they make is kept without such hooks, learned or not."""
+    torch.manual_seed(0)
+    model, x = Net().double(), torch.randn(N, 3).double()
+    run = between(lambda m, h: h * (2 * m.third.weight).tanh().t())
+    learned(model, x, run)
+    kept: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept.append(tensor)
+        return tensor
+
+    for _ in range(2):
+        with (
+            persample.record(model) as tape,
+            torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
+        ):
+            tape.backward(run(model, x))
+        for key, rows in truth(model, x, run).items():
+            torch.testing.assert_close(tape.grads().get(key, torch.zeros_like(rows)), rows)
+    assert all(tensor is not model.third.weight for tensor in kept)

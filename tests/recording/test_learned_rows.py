@@ -1,0 +1,236 @@
+"""Calls on samples by explicit ids are learned: ids differ in every batch, rows stay in place.
+
+The same model is recorded with other graphs at every step, sometimes of the same sizes. The answer
+must be autograd's, or a refusal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import persample
+from persample.layouts.layout import _closed_form
+from persample.layouts.reshaping import squeeze_colours
+from persample.recording.dispatch import Dispatch
+
+N, D = 3, 4
+
+
+class Graphs(nn.Module):
+    """Layers on the nodes of several graphs, messages along edges, and a sum over each graph."""
+
+    def __init__(self, middle: Callable[[Graphs, Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(D, D), nn.Linear(D, D), nn.Linear(D, 2)
+        self.norm, self.scale = nn.LayerNorm(D), nn.Parameter(torch.rand(D))
+        self.middle = middle
+
+    def forward(self, x: Tensor, edges: Tensor, owner: Tensor) -> Tensor:
+        """Two rounds of messages, and what a test puts between them."""
+        h = self.send(self.first(x).tanh(), edges)
+        h = self.middle(self, h, edges)
+        h = self.send(self.second(h).tanh(), edges)
+        return self.head(h.new_zeros(N, D).index_add_(0, owner, h)).square().sum(1)
+
+    def send(self, h: Tensor, edges: Tensor) -> Tensor:
+        """What neighbours hold, and a node's own."""
+        messages = h.index_select(0, edges[0])
+        to = edges[1].view(-1, 1).expand_as(messages)
+        return h + h.new_zeros(h.shape).scatter_add_(0, to, messages)
+
+
+def batch(sizes: tuple[int, ...], generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """Nodes, edges within graphs, and the graph of every node."""
+    owner = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+    owner = owner[torch.randperm(len(owner), generator=generator)]
+    ends = torch.randint(len(owner), (2, 60), generator=generator)
+    edges = ends[:, owner[ends[0]] == owner[ends[1]]][:, :8]
+    edges = torch.cat([edges, torch.arange(len(owner)).expand(2, -1)], 1)
+    x = torch.randn(len(owner), D, generator=generator, dtype=torch.float64)
+    return x, edges, owner
+
+
+def truth(model: nn.Module, args: tuple[Tensor, ...]) -> dict[str, Tensor]:
+    named = dict(model.named_parameters())
+    rows = []
+    for loss in model(*args):
+        found = torch.autograd.grad(loss, [*named.values()], retain_graph=True, allow_unused=True)
+        pairs = zip(found, named.values(), strict=True)
+        rows.append([torch.zeros_like(p) if g is None else g for g, p in pairs])
+    return {name: torch.stack([row[k] for row in rows]) for k, name in enumerate(named)}
+
+
+def check(model: nn.Module, args: tuple[Tensor, ...], **options: Any) -> None:
+    constants = ("edges", "owner")
+    with persample.record(model, n=N, sample_ids=args[2], constants=constants, **options) as tape:
+        tape.backward(model(*args))
+    norms = tape.norms()
+    expected = truth(model, args)
+    total = sum(rows.flatten(1).square().sum(1) for rows in expected.values())
+    torch.testing.assert_close(norms, torch.as_tensor(total).sqrt())
+    found = tape.grads()
+    for name, rows in expected.items():
+        torch.testing.assert_close(found.get(name, torch.zeros_like(rows)), rows)
+
+
+@pytest.fixture
+def handled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The operators of calls that are handled in full."""
+    found: list[str] = []
+    handle = Dispatch.handle
+
+    def noting(self: Dispatch, operator: Any, func: Any, args: Any, kwargs: Any) -> Any:
+        found.append(operator.name)
+        return handle(self, operator, func, args, kwargs)
+
+    monkeypatch.setattr(Dispatch, "handle", noting)
+    return found
+
+
+def two_axes(model: Graphs, h: Tensor, edges: Tensor) -> Tensor:
+    """Heads, and back; a view that is written to."""
+    heads = h.view(-1, 2, D // 2)
+    heads = heads * heads.sum(-1, keepdim=True)
+    return torch.cat([*heads.unbind(1)], 1)
+
+
+# what is between the two rounds, and which of it is handled in full at every step
+BETWEEN: dict[str, tuple[Callable[[Graphs, Tensor, Tensor], Tensor], list[str]]] = {
+    "nothing": (lambda m, h, e: h, []),
+    "elements": (lambda m, h, e: (h.relu() * 2 - h.abs()).tanh(), []),
+    "a norm and a scale": (lambda m, h, e: m.norm(h) * m.scale, []),
+    "a layer of the same": (lambda m, h, e: m.first(h) + m.second(h), []),
+    "other ranks": (two_axes, []),
+    "a list": (lambda m, h, e: torch.stack([h, 2 * h], 1).sum(1), []),
+    "several results": (lambda m, h, e: torch.cat(h.chunk(2, 1)[::-1], 1), []),
+    "features transposed": (lambda m, h, e: h.t().flip(0).t(), []),
+    "without gradients": (lambda m, h, e: h * h.detach().square().mean(1, keepdim=True), []),
+}
+SIZES = [(4, 3, 5), (4, 3, 5), (4, 3, 5), (2, 6, 4), (3, 5, 2), (4, 3, 5)]
+MOVES = {"index_select", "getitem", "view", "expand_as", "new_zeros", "scatter_add", "index_add"}
+
+
+@pytest.mark.parametrize("lean", [False, True])
+@pytest.mark.parametrize("name", BETWEEN)
+def test_rows_that_stay_in_place_are_learned(name: str, lean: bool, handled: list[str]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    torch.manual_seed(0)
+    middle, rest = BETWEEN[name]
+    model = Graphs(middle).double()
+    for step, sizes in enumerate(SIZES):
+        args = batch(sizes, generator)
+        handled.clear()
+        check(model, args, lean=lean)
+        if step in (2, 3):  # as many rows, other ids
+            first = handled[: handled.index("backward")] if "backward" in handled else handled
+            assert [one for one in first if one not in MOVES] == rest
+
+
+def crossed(model: Graphs, h: Tensor, edges: Tensor) -> Tensor:
+    """Messages along an edge that is not in the list."""
+    return model.send(h, torch.stack([edges[0], edges[1].roll(1)]))
+
+
+def summed(model: Graphs, h: Tensor, edges: Tensor) -> Tensor:
+    return h - h.mean(0)
+
+
+@pytest.mark.parametrize("name", ["edges", "crossed", "summed", "products"])
+def test_rows_of_other_samples_are_refused(name: str) -> None:
+    """Also where the same calls kept samples apart so far."""
+    generator = torch.Generator().manual_seed(0)
+    torch.manual_seed(0)
+    model = Graphs(lambda m, h, e: h).double()
+    for _ in range(3):
+        x, edges, owner = batch((4, 3, 5), generator)
+        check(model, (x, edges, owner))
+    if name == "edges":
+        edges[0, 0] = (owner != owner[edges[1, 0]]).nonzero()[0, 0]
+    else:
+        model.middle = {
+            "crossed": crossed, "summed": summed,
+            "products": lambda m, h, e: (h @ h.t()) @ h,
+        }[name]  # fmt: skip
+    with (
+        pytest.raises(persample.PersampleError),
+        persample.record(model, n=N, sample_ids=owner, constants=("edges", "owner")) as tape,
+    ):
+        tape.backward(model(x, edges, owner))
+        tape.norms()
+    model.middle = lambda m, h, e: h
+    check(model, batch((4, 3, 5), generator))
+
+
+@pytest.mark.parametrize("how", ["copy", "numpy", "data"])
+def test_indices_that_are_written_to_are_read_again(how: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    torch.manual_seed(0)
+
+    def middle(model: Graphs, h: Tensor, edges: Tensor) -> Tensor:
+        order = edges[0].clone()
+        one = h.detach().index_select(0, order)  # autograd keeps no index that is written to
+        other = edges[0].roll(3)
+        if how == "copy":
+            order.copy_(other)
+        elif how == "numpy":
+            order.numpy()[...] = other.numpy()
+        else:
+            order.data[...] = other
+        two = h.detach().index_select(0, order)
+        zeros = h.new_zeros(h.shape)
+        sums = zeros.index_add(0, edges[0], one) + zeros.index_add(0, other, two).tanh()
+        return h * sums
+
+    model = Graphs(middle).double()
+    for _ in range(4):
+        check(model, batch((4, 3, 5), generator))
+
+
+def test_rows_of_nobody() -> None:
+    """Rows that nothing was added to: by values, no step is learned for layers on them."""
+    generator = torch.Generator().manual_seed(0)
+    torch.manual_seed(0)
+
+    def middle(model: Graphs, h: Tensor, edges: Tensor) -> Tensor:
+        edges = edges[:, :3]
+        got = h.new_zeros(h.shape).index_add(0, edges[1], h.index_select(0, edges[0]))
+        return h + model.second(got.tanh()).sin() * got
+
+    model = Graphs(middle).double()
+    for _ in range(5):
+        args = batch((4, 3, 5), generator)
+        try:
+            check(model, args)
+        except persample.PersampleError:
+            continue
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_closed_forms_are_found(n: int) -> None:
+    """As the definition says: ids are (j // inner) % n for one inner, or for none."""
+    generator = torch.Generator().manual_seed(n)
+    for size in range(1, 13):
+        index = torch.arange(size)
+        inners = [d for d in range(1, size + 1) if size % n == 0 and size // n % d == 0]
+        for inner in inners:
+            ids = index // inner % n
+            assert _closed_form(ids, n) in [k for k in inners if torch.equal(index // k % n, ids)]
+        for _ in range(20):
+            ids = torch.randint(-1, n, (size,), generator=generator)
+            some = [k for k in inners if torch.equal(index // k % n, ids)]
+            assert _closed_form(ids, n) in (some or [None])
+
+
+def test_axes_of_one_colour_are_squeezed() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(300):
+        shape = [int(s) for s in torch.randint(1, 4, (2,), generator=generator)]
+        ids = torch.randint(-1, 3, shape, generator=generator)
+        found = squeeze_colours(ids, 3).expand(shape)
+        known = ids >= 0
+        assert torch.equal(found[known], ids[known])
