@@ -329,6 +329,19 @@ GUARDS = (
         lambda error, notes: "whole batch" in error.what,
     ),
     Guard(
+        "a later pass that the program may not want to be added to those before",
+        "backward/several_passes.py",
+        ((
+            passes, "expect_to_be_added",
+            lambda context, call_count, *, plain: context.backward.count > 0,
+        ),),
+        (
+            "backward/several_passes.py:expect_to_be_added",
+            "backward/several_passes.py:_expect_kept",
+        ),
+        ((passes, "expect_to_be_added", nothing),),
+    ),
+    Guard(
         "the tape disagrees with autograd (`verify`, `loop`)",
         "backward/one_by_one.py",
         ((OneByOne, "disagreement", lambda own, losses, reference: reference is not None),),

@@ -734,3 +734,70 @@ def test_parameters_alone_under_hooks_on_saved_tensors() -> None:
         for key, rows in truth(model, x, run).items():
             torch.testing.assert_close(tape.grads().get(key, torch.zeros_like(rows)), rows)
     assert all(tensor is not model.third.weight for tensor in kept)
+
+
+@pytest.mark.parametrize("formats", ["cco", "oco", "coc", "occ"])
+def test_a_parameter_that_is_returned_as_it_is_or_copied(formats: str) -> None:
+    """``weight.contiguous()`` is the weight itself, or a copy: results behind keep their places."""
+
+    class Convolution(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.last = nn.Conv2d(2, 3, 3), nn.Linear(3, 2)
+            self.shift = nn.Parameter(torch.rand(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            weight = self.conv.weight.contiguous()
+            h = nn.functional.conv2d(x, weight, self.conv.bias).mean((2, 3))
+            return self.last(h * torch.neg(self.shift)).square().sum(1)
+
+    torch.manual_seed(0)
+    model = Convolution().double()
+    kinds = {"c": torch.channels_last, "o": torch.contiguous_format}
+    for kind in formats + formats[-1]:
+        model = model.to(memory_format=kinds[kind])
+        x = torch.randn(N, 2, 5, 5).double()
+        with persample.record(model) as tape:
+            tape.backward(model(x))
+        for key, rows in truth(model, x, lambda m, x: m(x)).items():
+            torch.testing.assert_close(tape.grads()[key], rows)
+
+
+VIEWS: dict[str, Callable[[Net, Tensor, Tensor], Tensor]] = {
+    "a factor": lambda m, h, v: h @ v,
+    "a weight": lambda m, h, v: nn.functional.linear(h, v),
+    "its diagonal": lambda m, h, v: h * v.diagonal(),
+    "viewed again": lambda m, h, v: nn.functional.linear(h, v.t()),
+    "in parts": lambda m, h, v: nn.functional.linear(h, torch.cat([v[:2] * 2, v[2:]])),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_views_of_parameters_without_gradients_lead_nowhere(name: str) -> None:
+    torch.manual_seed(0)
+
+    def change(model: Net, h: Tensor) -> Tensor:
+        with torch.no_grad():
+            view = model.third.weight.t()
+        return VIEWS[name](model, h, view)
+
+    model = Net().double()
+    for _ in range(3):
+        x = torch.randn(N, 3).double()
+        with persample.record(model) as tape:
+            tape.backward(between(change)(model, x))
+        found = tape.grads()
+        for key, rows in backward_of_each(model, x, between(change)).items():
+            torch.testing.assert_close(found.get(key, torch.zeros_like(rows)), rows)
+
+
+def backward_of_each(model: nn.Module, x: Tensor, run: Any) -> dict[str, Tensor]:
+    """By ``backward()``, which passes what has no graph."""
+    losses, rows = run(model, x), []
+    for loss in losses:
+        model.zero_grad()
+        loss.backward(retain_graph=True)
+        named = model.named_parameters()
+        rows.append({k: torch.zeros_like(p) if p.grad is None else p.grad for k, p in named})
+    model.zero_grad()
+    return {key: torch.stack([row[key] for row in rows]) for key in rows[0]}

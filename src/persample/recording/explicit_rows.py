@@ -80,7 +80,7 @@ Moved = tuple[list[Tensor], Coloured, Any]  # indices, tensors with samples, wha
 
 
 class Moves:
-    """Calls that move rows by indices: what became of ids, for the same ids and indices."""
+    """What became of ids in calls on rows, for the same ids, shapes and indices."""
 
     def __init__(self) -> None:
         self._known: dict[Any, list[Moved]] = {}
@@ -94,11 +94,12 @@ class Moves:
         out: Any, coloured: Coloured, n: int,
     ) -> Any:  # fmt: skip
         """The states of the results of a call on data."""
-        given: list[Tensor] = []
-        if operator.routes and any(explicit_rows(state) for _, state in coloured):
+        key, given = None, list[Tensor]()
+        if all(_uncoupled(state) for _, state in coloured):
             given = [t for t in collect([args, kwargs]) if _is_index(t)]
-        states = {id(tensor): id(state) for tensor, state in coloured} if given else {}
-        key = _key(states, (args, kwargs)) if given else None
+            by_shape = operator.by_shape and any(explicit_rows(state) for _, state in coloured)
+            if by_shape or (operator.routes and given):
+                key = _key({id(tensor): id(state) for tensor, state in coloured}, (args, kwargs))
         if key is None:
             return propagate(operator, func, args, kwargs, out, coloured, n)
         known = self._known.setdefault((operator.name, n, key), [])
@@ -109,6 +110,10 @@ class Moves:
         if found.__class__ is Layout:
             known.append(([index.clone() for index in given], [*coloured], found))
         return found
+
+
+def _uncoupled(state: Any) -> bool:
+    return state.__class__ is Layout and state.coupled is None
 
 
 def _is_index(tensor: Tensor) -> bool:

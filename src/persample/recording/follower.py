@@ -8,7 +8,7 @@ first of its kind.
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from typing import Any
+from typing import Any, cast
 from weakref import ref
 
 import torch
@@ -93,7 +93,7 @@ class Follower:
                 self._read(args, kwargs)
             if self._rows is not None:
                 self._mark_rows(step, out, args, self._rows)
-            elif not (step.derived and out is args[step.source]):  # to() may return its argument
+            else:
                 self.note(step, out, args)
             return out
         cursor.passing = False
@@ -238,6 +238,9 @@ class Follower:
     def note(self, step: Step, out: Any, args: Any) -> None:
         """Write down what came out."""
         known, results = step.known, self._results
+        if step.derived and out is args[step.source]:  # to() may return its argument
+            results.each.append((_nothing, 0, cast(Known, known), None))
+            return
         source = ref(args[step.source]) if step.source >= 0 else None
         if isinstance(known, Known):
             if not known.grad:
@@ -246,6 +249,10 @@ class Follower:
         else:
             for tensor, one in zip(out, known, strict=True):
                 results.add((ref(tensor), tensor._version, one, source))
+
+
+def _nothing() -> None:
+    """Stands for a result that was there before: those behind it keep their places."""
 
 
 def _alike(one: Any, other: Any) -> bool:

@@ -177,10 +177,7 @@ class Learner:
         )  # fmt: skip
         inside = func in self._follower.entering
         step = Step(func, origins, tuple(kwargs), known, 0, derived=True, inside=inside)
-        if out is first:
-            self._cursor.add(at, step)
-        else:
-            self._add(at, step, out, args)
+        self._add(at, step, out, args)
 
     def _learning(self, operator: Operator) -> Step | None:
         """After which step a call that was handled can be learned."""

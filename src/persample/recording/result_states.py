@@ -88,7 +88,9 @@ class Marking:
                 elif tensor is not owned[0]:  # to() may return its argument
                     like = self.memory(operator, tensor, owned[0])
                     rows = self._same_rows(tensor, owned) if operator.aliasing else None
-                    self._states.put(tensor, derived if rows is None else rows, like)
+                    # autograd leads from no view that was made without gradients to its base
+                    apart = not torch.is_grad_enabled() and tensor.grad_fn is None
+                    self._states.put(tensor, PURE if apart else rows or derived, like)
                     if not torch.is_grad_enabled():  # a custom function may return this view
                         self._table[id(tensor)].history = False
             elif operator.inplace and id(tensor) in self._table:  # detach_()

@@ -7,6 +7,7 @@ the next learned call alone, which compares the line; a mark in the table would 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 
 from torch import Tensor
 
@@ -33,7 +34,7 @@ class Known:
 
 
 # the tensor, its version when it was made, what is known of it, and what it may share memory with
-Line = tuple[weakref.ref[Tensor], int, Known, "weakref.ref[Tensor] | None"]
+Line = tuple[Callable[[], Tensor | None], int, Known, "weakref.ref[Tensor] | None"]
 
 
 class Results:

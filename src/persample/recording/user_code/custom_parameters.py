@@ -38,6 +38,8 @@ class OfParameters:
         # edges, and the arguments that need gradients, come in the same order
         needed = [j for j, needs in enumerate(node.needs_input_grad) if needs]
         edges = [k for k, (into, _) in enumerate(node.next_functions) if into is not None]
+        if len(edges) != len(needed):  # a view made without gradients has no edge
+            edges, needed = [], []
         self.edges: dict[int, int] = {}
         self.parameters: set[int] = set()
         self._operands: list[tuple[int, str, Tensor, GradientEdge | None]] = []
