@@ -6,6 +6,7 @@ must be autograd's, or a refusal.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -234,3 +235,105 @@ def test_axes_of_one_colour_are_squeezed() -> None:
         found = squeeze_colours(ids, 3).expand(shape)
         known = ids >= 0
         assert torch.equal(found[known], ids[known])
+
+
+class Picked(nn.Module):
+    """Rows that an input of the samples picks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(D, D), nn.Linear(D, 1)
+
+    def forward(self, x: Tensor, neighbours: Tensor) -> Tensor:
+        """A loss for every row."""
+        h = self.first(x).tanh()
+        return self.head(h[neighbours].sum(1) * h).square().sum(1)
+
+
+def test_indices_of_the_samples_are_read_every_time() -> None:
+    """A program that picked each row itself does not say whose rows it picks later."""
+    torch.manual_seed(0)
+    model, owner = Picked().double(), torch.tensor([0, 0, 1, 1, 1, 2, 2])
+    own = torch.arange(len(owner)).view(-1, 1)
+    within = torch.tensor([1, 0, 4, 2, 3, 6, 5]).view(-1, 1)
+    across = torch.tensor([5, 0, 4, 2, 3, 6, 1]).view(-1, 1)
+    for step, neighbours in enumerate([own, own, own, within, across]):
+        x = torch.randn(len(owner), D).double()
+        with persample.record(model, n=N, sample_ids=owner) as tape:
+            if step == 4:
+                with pytest.raises(persample.PersampleError):
+                    tape.backward(model(x, neighbours))
+                continue
+            losses = model(x, neighbours)
+            tape.backward(losses)
+        for name, p in model.named_parameters():
+            rows = [
+                torch.autograd.grad(model(x, neighbours)[owner == i].sum(), p)[0] for i in range(N)
+            ]
+            torch.testing.assert_close(tape.grads()[name], torch.stack(rows))
+
+
+def test_bounds_that_are_tensors_are_compared() -> None:
+    """Slices of one size are other rows, where their bounds are others."""
+    torch.manual_seed(0)
+    columns, starts = torch.tensor([0, 2]), torch.tensor([0, 2, 4])
+
+    class Slices(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.head = nn.Linear(D, D), nn.Linear(2, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.first(x).tanh()
+            parts = [h[start : start + 2, columns].sum(0) for start in starts]
+            return self.head(torch.stack(parts)).square().sum(1)
+
+    model, owner = Slices().double(), torch.tensor([1, 1, 0, 0, 2, 2])
+    for _ in range(3):
+        x = torch.randn(6, D).double()
+        with persample.record(model, n=N, sample_ids=owner) as tape:
+            tape.backward(model(x))
+        for name, p in model.named_parameters():
+            rows = [torch.autograd.grad(loss, p, retain_graph=True)[0] for loss in model(x)]
+            torch.testing.assert_close(tape.grads()[name], torch.stack(rows)[[1, 0, 2]])
+
+
+def test_moved_rows_are_not_kept_alive() -> None:
+    model, owner = nn.Linear(D, 1), torch.tensor([0, 1, 1, 2])
+    kept: list[weakref.ref[Tensor]] = []
+    with persample.record(model, n=N, sample_ids=owner) as tape:
+        x = torch.randn(len(owner), D)
+        tape.mark(x, ids=owner)
+        for step in range(4):
+            x = x.index_select(0, torch.arange(len(owner)).roll(step))
+            kept.append(weakref.ref(x))
+    assert [ref() is None for ref in kept] == [True, True, True, False]
+
+
+@pytest.mark.parametrize(
+    "owner", [[0, 2, 2], [0, 0, 2], [0, 1, 1], [1, 1, 0], [2, 0, 0], [1, 2, 0]]
+)
+def test_as_many_rows_as_samples(owner: list[int]) -> None:
+    """Rows of graphs are not taken for nodes where their numbers agree, and one graph is empty."""
+    torch.manual_seed(0)
+
+    class Sums(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.head = nn.Linear(D, D), nn.Linear(D, 1)
+
+        def forward(self, x: Tensor, owner: Tensor) -> Tensor:
+            h = self.first(x).tanh()
+            return self.head(h.new_zeros(N, D).index_add(0, owner, h)).square().sum(1)
+
+    model, x, ids = Sums().double(), torch.randn(3, D).double(), torch.tensor(owner)
+    with persample.record(model, n=N, sample_ids=ids, constants=("owner",)) as tape:
+        losses = model(x, ids)
+        try:
+            tape.backward(losses)
+        except persample.PersampleError:
+            assert len(set(owner)) < N
+            return
+    for name, p in model.named_parameters():
+        rows = [torch.autograd.grad(loss, p, retain_graph=True)[0] for loss in model(x, ids)]
+        torch.testing.assert_close(tape.grads()[name], torch.stack(rows))

@@ -30,6 +30,8 @@ def assign_owners(
         found = None if more_to_come else _owners_of_unowned(ids, n, patterns, shape)
     else:
         found = _owners_by_user_ids(ids, patterns)
+        if found is not None and _fits_positions(found, ids, n):
+            return states, None  # as many rows as samples by chance, or one for each of them
         if found is None and not more_to_come:
             found = _guess_owners(ids, n)
     if found is None:
@@ -45,6 +47,8 @@ def _owners_of_unowned(
     orders = patterns or [torch.arange(n, device=ids.device)]
     for order in orders:
         if rows == order.numel() > 0:
+            if rows == n and not torch.equal(order, torch.arange(n, device=order.device)):
+                return None  # as many rows as samples by chance, or one for each of them
             return order.to(ids.device).view(-1, *[1] * (len(shape) - 1))
     return None
 
@@ -57,6 +61,16 @@ def _owners_by_user_ids(ids: Tensor, patterns: Sequence[Tensor]) -> Tensor | Non
             if pattern.shape == rows.shape and bool(((rows == pattern) | (rows < 0)).all()):
                 return pattern.view_as(ids)
     return None
+
+
+def _fits_positions(found: Tensor, ids: Tensor, n: int) -> bool:
+    """Whether rows that the user's ids tell apart may as well be one for each sample."""
+    if ids.numel() != n:
+        return False
+    positions = torch.arange(n, device=ids.device).view_as(ids)
+    if torch.equal(found.to(ids.device), positions):
+        return False
+    return bool(((ids == positions) | (ids < 0)).all())
 
 
 def _guess_owners(ids: Tensor, n: int) -> Tensor | None:

@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ..layouts import Layout, Operator, collect, propagate
+from ..layouts import Layout, Operator, State, collect, propagate
 from .program import plain
 from .roles import Coloured
 
@@ -76,7 +76,7 @@ def shapes_of_ids(
     return shapes if len(shapes) == len(outs) else None
 
 
-Moved = tuple[list[Tensor], Coloured, Any]  # indices, tensors with samples, what came out
+Moved = tuple[list[Tensor], list[State], Any]  # indices, whose rows they move, what came out
 
 
 class Moves:
@@ -108,7 +108,8 @@ class Moves:
                 return found
         found = propagate(operator, func, args, kwargs, out, coloured, n)
         if found.__class__ is Layout:
-            known.append(([index.clone() for index in given], [*coloured], found))
+            states = [state for _, state in coloured]  # while they live, their ids are theirs
+            known.append(([index.clone() for index in given], states, found))
         return found
 
 
@@ -126,7 +127,8 @@ def _key(states: dict[int, int], value: Any) -> Any:
         strided = value.layout is torch.strided and not value.is_nested
         return (value.shape, value.dtype, states.get(id(value))) if strided else None
     if isinstance(value, slice):
-        return _key(states, ("slice", value.start, value.stop, value.step))
+        bounds = (value.start, value.stop, value.step)
+        return None if collect(bounds) else _key(states, ("slice", *bounds))
     if isinstance(value, dict):
         return _key(states, tuple(value.items()))
     if isinstance(value, (list, tuple)):

@@ -143,7 +143,8 @@ class Learner:
     ) -> tuple[Rows | None, list[torch.Size] | None]:  # fmt: skip
         """The explicit ids that all data of a call have, and their shapes in its results."""
         rows, outs = common_rows(roles.coloured), collect(out)
-        by_shape = operator.by_shape or (operator.by_shape_alone and not roles.loose)
+        alone = len(roles.coloured) == 1 and not roles.loose  # indices would say what is picked
+        by_shape = operator.by_shape or (operator.by_shape_alone and alone)
         if rows is None or not by_shape or not all(map(_is_plain, outs)):
             return None, None
         if any(t.dim() == 0 and not t.is_floating_point() for t in roles.loose):

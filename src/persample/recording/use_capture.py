@@ -211,7 +211,10 @@ def not_per_sample(operator: Operator, coloured: Coloured) -> Mixed | None:
         if isinstance(state, Mixed):
             return state
         why = "parameters are used with a sum over samples (a regulariser on parameters alone?)"
-        fix = "give the regulariser its own backward() after tape.set_grad(...)"
+        fix = (
+            "give the regulariser its own backward() after tape.set_grad(...); if it is none, "
+            'record(..., unproven="loop")'
+        )
         return Mixed(Reason(operator.name, why, (tuple(tensor.shape),), here(), fix))
     return None
 
