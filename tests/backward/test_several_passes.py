@@ -14,6 +14,7 @@ import persample
 from persample.testing import oracle, relative_error
 
 MATCH = "two backward passes in one block"
+RECENT = torch.__version__ >= (2, 13)
 
 
 @pytest.fixture
@@ -53,7 +54,8 @@ def by_inputs(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     x = x.clone().requires_grad_()
     losses = each(model, x, y)
     losses.sum().backward(inputs=[x], retain_graph=True)
-    torch.autograd.backward(losses, torch.full_like(losses, 2.0), inputs=x)
+    start = torch.autograd.backward if RECENT else Tensor.backward  # hidden from modes before
+    start(losses, torch.full_like(losses, 2.0), inputs=x)
     assert x.grad is not None
     return (x + 0.3 * x.grad).detach()
 
