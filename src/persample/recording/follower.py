@@ -60,7 +60,7 @@ class Follower:
         at = cursor.at or cursor.begin()
         if at is None:
             return MISSED
-        backward, grad = self._backward, is_grad_enabled()
+        backward, grad, entering = self._backward, is_grad_enabled(), self.entering
         if (
             backward.receiving
             or backward.muted
@@ -69,15 +69,13 @@ class Follower:
         ):  # other circumstances than a step's
             cursor.passing = True
             return MISSED
+        mode = grad + 2 * (func in entering) if entering else grad
         for step in at.following:
-            self._rows = None
-            if step.func is not func and step.func != func:  # an attribute is made anew each time
-                continue
-            if step.grad is not grad or step.inside is not (func in self.entering):
-                continue  # or a name that means two functions
-            if grad and self._pending and not self._leaves(args, kwargs):
+            if step.mode != mode or (step.func is not func and step.func != func):
+                continue  # an attribute is made anew each time
+            if self._pending and grad and not self._leaves(args, kwargs):
                 break
-            if (step.use is not None or step.derived) and self._hindered(step):
+            if step.careful and self._hindered(step):
                 cursor.passing = True
                 return MISSED
             if step.only >= 0:
@@ -91,8 +89,8 @@ class Follower:
             cursor.at = step
             if not grad:
                 self._read(args, kwargs)
-            if self._rows is not None:
-                self._mark_rows(step, out, args, self._rows)
+            if step.rows:
+                self._mark_rows(step, out, args)
             else:
                 self.note(step, out, args)
             return out
@@ -101,12 +99,14 @@ class Follower:
 
     def _run(self, step: Step, func: Any, args: Any, kwargs: Any) -> Any:
         """Run a call if its values agree."""
-        values = (*args, *kwargs.values()) if kwargs else args
+        values, rows = (*args, *kwargs.values()) if kwargs else args, None
+        self._rows = None
         if step.names != (tuple(kwargs) if kwargs else ()) or not self._agrees(step, values):
             return MISSED
-        rows = self._rows
-        if step.use is not None and rows is not None and not rows.owned:  # by values: to whom
-            return MISSED
+        if step.rows:
+            rows = self._rows
+            if rows is None or (step.use is not None and not rows.owned):  # by values: to whom
+                return MISSED
         if step.watched:
             self._guards.constants_used([values[k] for k in step.watched], derived=False)
         if step.use is not None:
@@ -186,9 +186,10 @@ class Follower:
         self._rows = self._rows or rows
         return self._rows.ids is rows.ids
 
-    def _mark_rows(self, step: Step, out: Any, args: Any, rows: Rows) -> None:
-        states, known = self._states, step.known
+    def _mark_rows(self, step: Step, out: Any, args: Any) -> None:
+        states, known, rows = self._states, step.known, self._rows
         assert isinstance(known, Known)
+        assert rows is not None
         states.batches, like = known.batches, None
         for tensor, shape in zip(collect(out), step.rows, strict=True):
             if known.aliasing:

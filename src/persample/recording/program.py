@@ -152,13 +152,13 @@ class Step(Origins):
     ``names`` are those of its keywords, whose values come last. ``known`` is of its only result, or
     of several. Its results may share memory with the value at ``source``, if that is not negative.
     ``watched`` are the places of constants that a guard is told of. ``derived``: it takes
-    parameters alone. ``grad``: gradients are wanted. ``inside``: its name is that of the Python
-    function that calls it. ``rows``: the shapes of its results' explicit ids, which are those of
-    what it takes.
+    parameters alone; ``careful``: where it runs has to be looked at. ``mode`` counts 1 if gradients
+    are wanted, and 2 if its name is that of the Python function that calls it. ``rows``: the shapes
+    of its results' explicit ids, which are those of what it takes.
     """
 
     __slots__ = (
-        "derived", "following", "func", "grad", "inside", "known", "names", "only", "rows",
+        "careful", "derived", "following", "func", "known", "mode", "names", "only", "rows",
         "source", "use", "watched",
     )  # fmt: skip
 
@@ -170,7 +170,8 @@ class Step(Origins):
     ) -> None:  # fmt: skip
         super().__init__(origins)
         self.rows = tuple(rows or ())
-        self.derived, self.inside, self.grad = derived, inside, torch.is_grad_enabled()
+        self.derived, self.careful = derived, derived or use is not None
+        self.mode = torch.is_grad_enabled() + 2 * inside
         self.func, self.names, self.known, self.source, self.use = func, names, known, source, use
         constants = [k for k, origin in self.others if isinstance(origin, OfConstant)]
         self.watched = tuple(constants) if watched else ()
