@@ -22,7 +22,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import persample
-from persample.recording.dispatch import Dispatch
 from persample.recording.program import _PROGRAMS
 
 N = 4
@@ -66,20 +65,6 @@ def truth(model: nn.Module, x: Tensor, run: Any) -> dict[str, Tensor]:
         pairs = zip(found, named.values(), strict=True)
         rows.append([torch.zeros_like(p) if g is None else g for g, p in pairs])
     return {name: torch.stack([row[k] for row in rows]) for k, name in enumerate(named)}
-
-
-@pytest.fixture
-def handled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The operators of calls that are handled in full."""
-    found: list[str] = []
-    handle = Dispatch.handle
-
-    def noting(self: Dispatch, operator: Any, func: Any, args: Any, kwargs: Any) -> Any:
-        found.append(operator.name)
-        return handle(self, operator, func, args, kwargs)
-
-    monkeypatch.setattr(Dispatch, "handle", noting)
-    return found
 
 
 def test_a_learned_program_is_only_compared(handled: list[str]) -> None:

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 import persample
 from persample.layouts.layout import _closed_form
 from persample.layouts.reshaping import squeeze_colours
-from persample.recording.dispatch import Dispatch
 
 N, D = 3, 4
 
@@ -77,20 +76,6 @@ def check(model: nn.Module, args: tuple[Tensor, ...], **options: Any) -> None:
     found = tape.grads()
     for name, rows in expected.items():
         torch.testing.assert_close(found.get(name, torch.zeros_like(rows)), rows)
-
-
-@pytest.fixture
-def handled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The operators of calls that are handled in full."""
-    found: list[str] = []
-    handle = Dispatch.handle
-
-    def noting(self: Dispatch, operator: Any, func: Any, args: Any, kwargs: Any) -> Any:
-        found.append(operator.name)
-        return handle(self, operator, func, args, kwargs)
-
-    monkeypatch.setattr(Dispatch, "handle", noting)
-    return found
 
 
 def two_axes(model: Graphs, h: Tensor, edges: Tensor) -> Tensor:
