@@ -189,11 +189,7 @@ def test_rows_of_nobody() -> None:
 
     model = Graphs(middle).double()
     for _ in range(5):
-        args = batch((4, 3, 5), generator)
-        try:
-            check(model, args)
-        except persample.PersampleError:
-            continue
+        check(model, batch((4, 3, 5), generator))
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])

@@ -171,8 +171,8 @@ class Collector:
         for layout, grad in zip(use.out_layouts, grads, strict=True):
             if layout.ids is not None and grad is not None:
                 guessed = None if self._context.backward.ordered else use.guessed
-                nobodys = None if layout.owned else layout.ids < 0
-                if reached(nobodys, grad) or reached(guessed, grad):
+                unowned = None if layout.owned else layout.ids < 0
+                if reached(unowned, grad) or reached(guessed, grad):
                     self._context.backward.refuse(gradient_of_unowned_rows(use))
                     return True
         return False

@@ -4,7 +4,15 @@ A rule looks at the arguments, not only at the name: which axes are reduced, nor
 contracted. Whatever is not in the table, or fails its rule, gives a tensor whose samples are mixed.
 """
 
-from .call import Call, collect
+from .call import PLAIN, Call, collect
+from .explicit_rows import (
+    Moves,
+    Rows,
+    common_rows,
+    explicit_rows,
+    shapes_of_ids,
+    viewed,
+)
 from .families import (  # noqa: F401  (importing a family fills the table)
     contraction,
     indexing,
@@ -59,6 +67,7 @@ __all__ = [
     "CUSTOM",
     "LATE",
     "NEEDS_GRAD",
+    "PLAIN",
     "POINTWISE",
     "PRODUCTS",
     "PURE",
@@ -70,16 +79,20 @@ __all__ = [
     "Earlier",
     "Layout",
     "Mixed",
+    "Moves",
     "Operator",
     "Place",
+    "Rows",
     "State",
     "assign_owners",
     "closed",
     "collect",
     "colours_of",
+    "common_rows",
     "contiguous_strides",
     "einsum_terms",
     "explicit",
+    "explicit_rows",
     "find",
     "ids_of",
     "in_order",
@@ -92,8 +105,10 @@ __all__ = [
     "reach",
     "remap",
     "separate_by_zeros",
+    "shapes_of_ids",
     "shown_by",
     "spell_terms",
     "squeeze_colours",
+    "viewed",
     "whole_of",
 ]

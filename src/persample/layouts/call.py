@@ -13,6 +13,11 @@ from .layout import Layout, State, align, explicit, ids_of, merge, place
 from .reshaping import squeeze_colours
 
 Result = State | None
+# classes of values that say all of themselves
+PLAIN = (
+    int, float, bool, str, complex, type(None), type(Ellipsis),
+    torch.dtype, torch.device, torch.memory_format,
+)  # fmt: skip
 Places = Sequence[int | None]
 Rule = Callable[["Call"], "Result | list[Result]"]
 

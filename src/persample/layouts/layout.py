@@ -147,14 +147,10 @@ def _closed_form(ids: Tensor, n: int, *, bold: bool = False) -> int | None:
     if n == 0 or size == 0 or size % n:
         return 1 if n == size == 0 else None  # there is nothing to colour
     repeats, index = size // n, torch.arange(size, device=ids.device)
-    if not bold:  # the first sample's rows come first
+    if not bold:  # the first sample's rows come first, and their number is the only candidate
         inner = int((ids != 0).to(torch.uint8).argmax()) if n > 1 else size
         fits = inner > 0 and repeats % inner == 0
-        return (
-            inner
-            if fits and torch.equal(index.div_(inner, rounding_mode="floor") % n, ids)
-            else None
-        )
+        return inner if fits and torch.equal(index // inner % n, ids) else None
     wild = ids < 0
     for inner in sorted((d for d in range(1, repeats + 1) if repeats % d == 0), reverse=True):
         if bool((((index // inner) % n == ids) | wild).all()):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import Mixing
-from .layout import Layout, Shape, closed, explicit, ids_of, one_colour
+from .layout import Layout, Shape, closed, disagree, explicit, ids_of, one_colour
 
 
 def reshape(layout: Layout, old: Shape, new: Shape, n: int, device: torch.device) -> Layout:
@@ -79,8 +79,6 @@ def squeeze_colours(ids: Tensor, n: int) -> Tensor:
             if ids.stride(d) == 0:
                 ids = ids.narrow(d, 0, 1)
                 continue
-            if ids.numel() == ids.size(d) and _differ(*ids.flatten()[:: ids.numel() - 1].tolist()):
-                continue
             top = ids.amax(d, keepdim=True)
             same = ids == top
             if bool(same.all()) or (
@@ -92,11 +90,6 @@ def squeeze_colours(ids: Tensor, n: int) -> Tensor:
     return _on_one_axis(ids, n)
 
 
-def _differ(first: int, last: int) -> bool:
-    """Whether both are some sample's, and not the same one's."""
-    return first >= 0 and last >= 0 and first != last
-
-
 def paint(
     before: Tensor, places: Tensor, colours: Tensor,
     why: str = "rows of several samples are written to one place", fix: str = "",
@@ -104,7 +97,7 @@ def paint(
     """Colours after a write to these places of the flattened target; -1 leaves a place as it is."""
     flat, where, new = before.flatten(), places.flatten(), colours.flatten()
     after = flat.scatter_reduce(0, where, new, "amax", include_self=True)
-    if bool(((after[where] != new) & (new >= 0)).any()):
+    if disagree(new, after[where]):
         raise Mixing(why, fix)
     return after.view(before.shape)
 

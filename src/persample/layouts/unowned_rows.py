@@ -20,20 +20,22 @@ def assign_owners(
     joined to (padding, a token), or whose position it is. Constants may be coloured freely, but a
     sum of losses, or losses in another order, would count a wrong guess for the wrong sample:
     gradients of guessed rows are taken only if losses are in the samples' order, so that each row
-    is the gradient of the loss in its place. Where ``more_to_come``, rows stay unowned.
+    is the gradient of the loss in its place. Rows stay unowned where there is ``more_to_come``, and
+    where they may be told apart by the user's ids as well as one for each sample.
     """
     ids = states.ids if states.__class__ is Layout else None
-    if ids is None or not bool((ids < 0).any()):
+    if ids is None or states.owned:
         return states, None
     unowned = ids < 0
-    if bool(unowned.all()):
+    all_unowned = bool(unowned.all())
+    if all_unowned:
         found = None if more_to_come else _owners_of_unowned(ids, n, patterns, shape)
     else:
         found = _owners_by_user_ids(ids, patterns)
-        if found is not None and _fits_positions(found, ids, n):
-            return states, None  # as many rows as samples by chance, or one for each of them
-        if found is None and not more_to_come:
-            found = _guess_owners(ids, n)
+    if found is not None and _fits_positions(found, ids, n):
+        return states, None
+    if found is None and not (all_unowned or more_to_come):
+        found = _guess_owners(ids, n)
     if found is None:
         return states, None
     return Layout(0, 1, found, states.coupled), unowned
@@ -47,8 +49,6 @@ def _owners_of_unowned(
     orders = patterns or [torch.arange(n, device=ids.device)]
     for order in orders:
         if rows == order.numel() > 0:
-            if rows == n and not torch.equal(order, torch.arange(n, device=order.device)):
-                return None  # as many rows as samples by chance, or one for each of them
             return order.to(ids.device).view(-1, *[1] * (len(shape) - 1))
     return None
 
@@ -64,10 +64,13 @@ def _owners_by_user_ids(ids: Tensor, patterns: Sequence[Tensor]) -> Tensor | Non
 
 
 def _fits_positions(found: Tensor, ids: Tensor, n: int) -> bool:
-    """Whether rows that the user's ids tell apart may as well be one for each sample."""
-    if ids.numel() != n:
+    """Whether rows to which the user's ids fit may as well be one for each sample, in order.
+
+    There are as many rows as samples, by chance or because there is one for each.
+    """
+    if found.numel() != n:
         return False
-    positions = torch.arange(n, device=ids.device).view_as(ids)
+    positions = torch.arange(n, device=ids.device).view_as(found)
     if torch.equal(found.to(ids.device), positions):
         return False
     return bool(((ids == positions) | (ids < 0)).all())

@@ -20,6 +20,7 @@ from ..layouts import (
     Earlier,
     Layout,
     Mixed,
+    Moves,
     Operator,
     State,
     collect,
@@ -29,7 +30,6 @@ from ..modes import entered, kept
 from ..uses import Context
 from .broadcast_parameters import NOTHING, Repeats
 from .early_calls import EarlyCalls
-from .explicit_rows import Moves
 from .follower import Follower
 from .graph_calls import GraphCalls
 from .learner import Learner

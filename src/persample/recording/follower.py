@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, is_grad_enabled, is_inference_mode_enabled, nn
 
 from ..guards.guards import Guards
-from ..layouts import Layout, State, collect
-from ..uses import Context, Derived, Known, transformed
-from .explicit_rows import Rows, explicit_rows, viewed
+from ..layouts import Rows, State, collect, explicit_rows, viewed
+from ..uses import Context, Derived, Known
 from .program import (
     Cursor,
     OfConstant,
@@ -69,11 +68,11 @@ class Follower:
         ):  # other circumstances than a step's
             cursor.passing = True
             return MISSED
-        mode = grad + 2 * (func in entering) if entering else grad
+        mode = self.mode_of(func) if entering else grad
         for step in at.following:
             if step.mode != mode or (step.func is not func and step.func != func):
                 continue  # an attribute is made anew each time
-            if self._pending and grad and not self._leaves(args, kwargs):
+            if self._pending and grad and not self._custom.left_by(args, kwargs):
                 break
             if step.careful and self._hindered(step):
                 cursor.passing = True
@@ -88,7 +87,7 @@ class Follower:
                     continue
             cursor.at = step
             if not grad:
-                self._read(args, kwargs)
+                self._custom.read_by(args, kwargs)
             if step.rows:
                 self._mark_rows(step, out, args)
             else:
@@ -96,6 +95,10 @@ class Follower:
             return out
         cursor.passing = False
         return MISSED
+
+    def mode_of(self, func: Any) -> int:
+        """How a function is called now, as ``Step.mode`` counts it."""
+        return is_grad_enabled() + 2 * (func in self.entering)
 
     def _run(self, step: Step, func: Any, args: Any, kwargs: Any) -> Any:
         """Run a call if its values agree."""
@@ -105,29 +108,13 @@ class Follower:
             return MISSED
         if step.rows:
             rows = self._rows
-            if rows is None or (step.use is not None and not rows.owned):  # by values: to whom
+            if rows is None or (step.use is not None and not rows.owned):  # assigned by values
                 return MISSED
         if step.watched:
             self._guards.constants_used([values[k] for k in step.watched], derived=False)
         if step.use is not None:
             return repeat_use(self._context, step.use, func, values, rows)
         return func(*args, **kwargs) if kwargs else func(*args)
-
-    def _leaves(self, args: Any, kwargs: Any) -> bool:
-        """Whether samples take part in a call: then a function that read them has been left."""
-        tensors = collect([args, kwargs or {}])
-        if any(map(transformed, tensors)):
-            return False
-        if all(isinstance(state, Derived | None) for state in map(self._context.look, tensors)):
-            return False
-        self._custom.leave()
-        return True
-
-    def _read(self, args: Any, kwargs: Any) -> None:
-        """Tensors of the graph were read without gradients."""
-        look = self._context.look
-        given = [t for t in collect([args, kwargs or {}]) if t.requires_grad]
-        self._custom.read([(t, state) for t in given if isinstance(state := look(t), Layout)])
 
     def _hindered(self, step: Step) -> bool:
         """Whether a call that agrees has to be handled in full."""

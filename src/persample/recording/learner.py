@@ -9,11 +9,22 @@ import torch
 from torch import Tensor
 
 from ..errors import here
-from ..layouts import ZEROS, Additive, Layout, Operator, collect
+from ..layouts import (
+    ZEROS,
+    Additive,
+    Layout,
+    Operator,
+    Rows,
+    collect,
+    common_rows,
+    explicit_rows,
+    shapes_of_ids,
+    viewed,
+)
 from ..uses import EXCLUDED, SELECTED, Context, Derived, Kind, Known
-from .explicit_rows import ROWS, Rows, common_rows, explicit_rows, shapes_of_ids, viewed
 from .follower import CLASSES, Follower
 from .program import (
+    ROWS,
     Cursor,
     OfConstant,
     OfMark,
@@ -70,8 +81,8 @@ class Learner:
         if watched and any(isinstance(origin, Several) for origin in origins):
             return
         single = known if outs is out else known[0]
-        inside = func in self._follower.entering
-        step = Step(func, origins, tuple(kwargs), single, source, watched=watched, inside=inside)
+        mode = self._follower.mode_of(func)
+        step = Step(func, origins, tuple(kwargs), single, source, mode=mode, watched=watched)
         self._add(at, step, out, args)
 
     def use(
@@ -81,11 +92,13 @@ class Learner:
         """A use was recorded: learn it, if shapes and closed layouts decided all of it."""
         at, mark = self._learning(operator), self._marks.get(id(out))
         state: Any = None if mark is None else mark.state
-        if at is None or out.__class__ is not Tensor:
+        shapes: Sequence[torch.Size] = ()
+        if at is None or mark is None or out.__class__ is not Tensor:
             return
         if not roles.closed:
-            rows, shapes = self._kept_rows(operator, func, args, kwargs, roles, out)
-            if rows is None or shapes != [rows.ids.shape] or mark is None or not rows.owned:
+            kept = self._kept_rows(operator, func, args, kwargs, roles, out)
+            rows, shapes = kept or (None, ())
+            if rows is None or shapes != [rows.ids.shape] or not rows.owned:
                 return
             kind, state, mark.state = kind.of_rows(ROWS), ROWS, rows
         elif not _closed(state):
@@ -110,8 +123,8 @@ class Learner:
             wanted=wanted,
         )  # fmt: skip
         step = Step(
-            func, origins, tuple(kwargs), known, -1, use, watched=bool(roles.loose),
-            inside=func in self._follower.entering, rows=[] if roles.closed else shapes,
+            func, origins, tuple(kwargs), known, -1, use, mode=self._follower.mode_of(func),
+            watched=bool(roles.loose), rows=shapes,
         )  # fmt: skip
         self._add(at, step, out, args)
 
@@ -120,10 +133,10 @@ class Learner:
         roles: Roles, out: Any,
     ) -> None:  # fmt: skip
         """A call on samples by explicit ids was handled: learn it, if no row leaves its place."""
-        rows, shapes = self._kept_rows(operator, func, args, kwargs, roles, out)
-        if rows is None or shapes is None or (roles.loose and self._context.options.lean):
+        kept = self._kept_rows(operator, func, args, kwargs, roles, out)
+        if kept is None or (roles.loose and self._context.options.lean):
             return
-        outs = collect(out)
+        (rows, shapes), outs = kept, collect(out)
         for tensor, shape in zip(outs, shapes, strict=True):
             self._marks[id(tensor)].state = viewed(rows, shape)
         origins, source = self._origins(flat(args, kwargs)), self._source(operator, args, roles)
@@ -133,25 +146,23 @@ class Learner:
             ROWS, roles.all_batches(), outs[0].requires_grad,
             aliasing=operator.aliasing, detached=operator.name == "detach",
         )  # fmt: skip
-        inside = func in self._follower.entering
-        step = Step(func, origins, tuple(kwargs), known, source, inside=inside, rows=shapes)
+        mode = self._follower.mode_of(func)
+        step = Step(func, origins, tuple(kwargs), known, source, mode=mode, rows=shapes)
         self._add(at, step, out, args)
 
     def _kept_rows(
         self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any],
         roles: Roles, out: Any,
-    ) -> tuple[Rows | None, list[torch.Size] | None]:  # fmt: skip
+    ) -> tuple[Rows, list[torch.Size]] | None:  # fmt: skip
         """The explicit ids that all data of a call have, and their shapes in its results."""
         rows, outs = common_rows(roles.coloured), collect(out)
-        alone = len(roles.coloured) == 1 and not roles.loose  # indices would say what is picked
-        by_shape = operator.by_shape or (operator.by_shape_alone and alone)
-        if rows is None or not by_shape or not all(map(_is_plain, outs)):
-            return None, None
-        if any(t.dim() == 0 and not t.is_floating_point() for t in roles.loose):
-            return None, None
-        if (self._context.n or 0) < 2:
-            return None, None
-        return rows, shapes_of_ids(operator, func, args, kwargs, out, roles.coloured, rows)
+        if rows is None or not roles.decided_by_shape(operator) or not all(map(_is_plain, outs)):
+            return None
+        numbers = any(t.dim() == 0 and not t.is_floating_point() for t in roles.loose)
+        if numbers or (self._context.n or 0) < 2:
+            return None
+        shapes = shapes_of_ids(operator, func, args, kwargs, out, roles.coloured, rows)
+        return None if shapes is None else (rows, shapes)
 
     def derived(
         self, operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any],
@@ -161,12 +172,12 @@ class Learner:
         at = self._learning(operator) if torch.is_grad_enabled() else None
         if at is None or operator.random or roles.loose or roles.coloured or "out" in kwargs:
             return
-        first, marks = roles.owned[0], self._marks
+        first = roles.owned[0]
         if not args or args[0] is not first or not _is_plain(out) or not out.requires_grad:
             return
         state = SELECTED if self._context.is_selected(out) else EXCLUDED
         if out is not first:
-            mark = marks.get(id(out))
+            mark = self._marks.get(id(out))
             if mark is None or mark.state is not state or id(out) in self._follower.repeated:
                 return
         origins = self._origins(flat(args, kwargs))
@@ -176,8 +187,8 @@ class Learner:
             state, roles.all_batches(), True,
             aliasing=operator.aliasing, detached=operator.name == "detach",
         )  # fmt: skip
-        inside = func in self._follower.entering
-        step = Step(func, origins, tuple(kwargs), known, 0, derived=True, inside=inside)
+        mode = self._follower.mode_of(func)
+        step = Step(func, origins, tuple(kwargs), known, 0, mode=mode, derived=True)
         self._add(at, step, out, args)
 
     def _learning(self, operator: Operator) -> Step | None:

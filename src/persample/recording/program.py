@@ -2,8 +2,8 @@
 
 A step says of a call everything that decides how it is followed: the function, and for every
 argument which earlier result, parameter, marked tensor, constant tensor or plain value it was. A
-call that agrees in all of this has results with the same states. So a step can be trusted on its
-own, whatever was called before it: the order of steps only says what to compare a call with.
+call that agrees in all of this has results with the same states. Earlier results are counted along
+the steps that agreed; what else was called in between makes no difference.
 
 Steps are a tree: where programs part (another branch, another batch size), a step has others
 beside it. Nothing here holds a tensor.
@@ -18,11 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import Place
-from ..layouts import Layout, Operator
+from ..layouts import PLAIN, Layout, Operator
 from ..uses import ByModel, Context, Derived, Kind, Known
 
 _LIMIT = 1 << 14  # steps that are learned of one model
 _BESIDE = 32  # steps that may follow one step
+# stands for explicit ids, which every batch has of its own
+ROWS = Layout(0, 1, torch.empty(0, dtype=torch.long, device="cpu"))
 
 
 class OfParameter:
@@ -45,7 +47,7 @@ class OfMark:
 
 
 class OfRows:
-    """A tensor whose rows are samples' by explicit ids of this shape; others', in every batch."""
+    """A tensor with samples by explicit ids of this shape; each batch has its own."""
 
     __slots__ = ("batches", "dtype", "grad", "ids", "shape")
 
@@ -165,13 +167,12 @@ class Step(Origins):
     def __init__(
         self, func: Any, origins: tuple[Origin, ...] = (), names: tuple[str, ...] = (),
         known: tuple[Known, ...] | Known = (), source: int = -1, use: UsePlan | None = None,
-        *, watched: bool = False, derived: bool = False, inside: bool = False,
-        rows: Sequence[torch.Size] | None = None,
+        *, mode: int = 1, watched: bool = False, derived: bool = False,
+        rows: Sequence[torch.Size] = (),
     ) -> None:  # fmt: skip
         super().__init__(origins)
-        self.rows = tuple(rows or ())
+        self.mode, self.rows = mode, tuple(rows)
         self.derived, self.careful = derived, derived or use is not None
-        self.mode = torch.is_grad_enabled() + 2 * inside
         self.func, self.names, self.known, self.source, self.use = func, names, known, source, use
         constants = [k for k, origin in self.others if isinstance(origin, OfConstant)]
         self.watched = tuple(constants) if watched else ()
@@ -181,15 +182,9 @@ class Step(Origins):
         self.following: list[Step] = []
 
 
-_PLAIN = (
-    int, float, bool, str, complex, type(None), type(Ellipsis),
-    torch.dtype, torch.device, torch.memory_format,
-)  # fmt: skip
-
-
 def plain(value: Any) -> Plain | Sequenced | None:
     """A value that can be compared: numbers, names, dtypes, and sequences and slices of them."""
-    if value.__class__ in _PLAIN:
+    if value.__class__ in PLAIN:
         return Plain(value)
     items: Any = None
     if value.__class__ in (list, tuple, torch.Size):

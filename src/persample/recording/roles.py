@@ -31,6 +31,11 @@ class Roles:
         self.data = self.closed = False
         self.batches = self.summed = 0
 
+    def decided_by_shape(self, operator: Operator) -> bool:
+        """Whether shapes alone say where an operator's rows go: no index takes part."""
+        alone = len(self.coloured) == 1 and not self.owned and not self.loose
+        return operator.by_shape or (operator.by_shape_alone and alone)
+
     def all_batches(self) -> int:
         """The batches that the results are computed from, and whether parameters are in them."""
         batches = self.batches or self.summed
@@ -54,8 +59,7 @@ class Sorting:
         roles = Roles()
         values = [*args, *kwargs.values()] if kwargs else args
         if self._sort(operator, values, roles) and roles.coloured:
-            alone = len(roles.coloured) == 1 and not roles.owned and not roles.loose
-            roles.closed = operator.by_shape or alone
+            roles.closed = roles.decided_by_shape(operator)
         return roles
 
     def _sort(self, operator: Operator, values: Sequence[Any], roles: Roles) -> bool:

@@ -113,7 +113,7 @@ class Parameters:
         return {name: p for name, p in self.selected.items() if name in self._asked}
 
     def find(self, tensor: Tensor) -> str | None:
-        """The name in whose slot a tensor is that requires a gradient; None if in no slot."""
+        """The name of the slot that holds a tensor, as in ``slots``; None if none does."""
         found = self.slots.get(id(tensor))
         return self._search(tensor) if found is None else found
 

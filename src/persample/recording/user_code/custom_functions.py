@@ -17,8 +17,17 @@ from torch.utils.checkpoint import CheckpointFunction
 from ...autograd_graph import ends_in, is_edge, leaves_of
 from ...errors import here
 from ...guards.extracted_numbers import ExtractedNumbers
-from ...layouts import PURE, Additive, Constant, Layout, State
-from ...uses import EXCLUDED, SELECTED, Context, Derived, Mark, gained_history, unseen
+from ...layouts import PURE, Additive, Constant, Layout, State, collect
+from ...uses import (
+    EXCLUDED,
+    SELECTED,
+    Context,
+    Derived,
+    Mark,
+    gained_history,
+    transformed,
+    unseen,
+)
 from .backward_code import Followed, FollowedBackward
 from .custom_parameters import OfParameters
 
@@ -50,6 +59,21 @@ class CustomFunctions:
         for tensor, state in coloured:
             if isinstance(state, Layout) and tensor.requires_grad:
                 self.pending.append((tensor, state))
+
+    def read_by(self, args: Any, kwargs: Any) -> None:
+        """A call that was followed without gradients reads these."""
+        given = [t for t in collect([args, kwargs or {}]) if t.requires_grad]
+        self.read([(t, s) for t in given if isinstance(s := self.context.look(t), Layout)])
+
+    def left_by(self, args: Any, kwargs: Any) -> bool:
+        """Leave, if samples take part in a call with gradients; whether they do."""
+        tensors = collect([args, kwargs or {}])
+        if any(map(transformed, tensors)):
+            return False
+        if all(isinstance(state, Derived | None) for state in map(self.context.look, tensors)):
+            return False
+        self.leave()
+        return True
 
     def leave(self) -> None:
         """Something with gradients is called: the function, if there was one, has been left.

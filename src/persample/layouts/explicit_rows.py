@@ -1,32 +1,28 @@
-"""Samples by explicit ids: rows of graphs, of sequences end to end, of what was routed.
+"""Samples by explicit ids: rows of graphs, ragged sequences end to end, tokens routed to experts.
 
-Ids are values, and other ones in every batch. Two things are found out once nevertheless. A call
-that leaves every row in its place leaves the ids as they are, whatever they are: it can be learned.
-And what a call that moves rows by indices does to ids is computed once for the same ids and
-indices, which layers have in common.
+Ids are values, and differ from batch to batch. Two things need to be found out once nevertheless. A
+call that leaves every row in its place leaves the ids as they are, whatever they are. And what a
+call does to ids is the same for the same ids, shapes and indices, which many layers share.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from ..layouts import Layout, Operator, State, collect, propagate
-from .program import plain
-from .roles import Coloured
+from .call import PLAIN, collect
+from .layout import Coloured, Layout, State, uncoupled
+from .operators import Operator
+from .propagation import propagate
 
 
 class Rows(Layout):
-    """What type checkers take a layout by explicit ids for."""
+    """A layout by explicit ids, as type checkers see it."""
 
     ids: Tensor
-
-
-# stands for rows of samples by explicit ids, which every batch has of its own
-ROWS = Layout(0, 1, torch.empty(0, dtype=torch.long, device="cpu"))
 
 
 def explicit_rows(state: Any) -> Rows | None:
@@ -52,12 +48,13 @@ def common_rows(coloured: Coloured) -> Rows | None:
 
 
 def shapes_of_ids(
-    operator: Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any,
-    coloured: Coloured, rows: Rows,
+    operator: Operator, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any],
+    out: Any, coloured: Coloured, rows: Rows,
 ) -> list[torch.Size] | None:  # fmt: skip
-    """The shapes of the ids of all results, if every row stays in its place, by shapes alone.
+    """The shapes of the ids of all results, if shapes alone say that every row stays in its place.
 
-    The layout rule is asked with a sample for every row: where these stay apart, any do.
+    The layout rule is asked as if every row were a sample: rows that it keeps apart stay apart
+    whatever the ids are.
     """
     ids, outs = rows.ids, collect(out)
     count = ids.numel()
@@ -76,11 +73,11 @@ def shapes_of_ids(
     return shapes if len(shapes) == len(outs) else None
 
 
-Moved = tuple[list[Tensor], list[State], Any]  # indices, whose rows they move, what came out
+Moved = tuple[list[Tensor], list[Layout], State]  # indices, the ids that they moved, the result
 
 
 class Moves:
-    """What became of ids in calls on rows, for the same ids, shapes and indices."""
+    """What calls did to ids, by ids, shapes and indices."""
 
     def __init__(self) -> None:
         self._known: dict[Any, list[Moved]] = {}
@@ -90,48 +87,45 @@ class Moves:
         self._known.clear()
 
     def propagate(
-        self, operator: Operator, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
-        out: Any, coloured: Coloured, n: int,
+        self, operator: Operator, func: Callable[..., Any], args: tuple[Any, ...],
+        kwargs: dict[str, Any], out: Any, coloured: Coloured, n: int,
     ) -> Any:  # fmt: skip
         """The states of the results of a call on data."""
-        key, given = None, list[Tensor]()
-        if all(_uncoupled(state) for _, state in coloured):
-            given = [t for t in collect([args, kwargs]) if _is_index(t)]
-            by_shape = operator.by_shape and any(explicit_rows(state) for _, state in coloured)
-            if by_shape or (operator.routes and given):
-                key = _key({id(tensor): id(state) for tensor, state in coloured}, (args, kwargs))
+        key, indices, layouts = None, list[Tensor](), uncoupled(coloured)
+        if all(id(tensor) in layouts for tensor, _ in coloured):
+            indices = [t for t in collect([args, kwargs]) if _is_index(t)]
+            by_shape = operator.by_shape and any(map(explicit_rows, layouts.values()))
+            if by_shape or (operator.routes and indices):
+                key = _key(layouts, (args, kwargs))
         if key is None:
             return propagate(operator, func, args, kwargs, out, coloured, n)
         known = self._known.setdefault((operator.name, n, key), [])
-        for indices, _, found in known:
-            if all(map(torch.equal, indices, given)):
+        for others, _, found in known:
+            if all(map(torch.equal, others, indices)):
                 return found
-        found = propagate(operator, func, args, kwargs, out, coloured, n)
-        if found.__class__ is Layout:
-            states = [state for _, state in coloured]  # while they live, their ids are theirs
-            known.append(([index.clone() for index in given], states, found))
-        return found
-
-
-def _uncoupled(state: Any) -> bool:
-    return state.__class__ is Layout and state.coupled is None
+        state = propagate(operator, func, args, kwargs, out, coloured, n)
+        if isinstance(state, Layout):
+            kept = list(layouts.values())  # the key holds their ids: they must not be reused
+            known.append(([index.clone() for index in indices], kept, state))
+        return state
 
 
 def _is_index(tensor: Tensor) -> bool:
     return not (tensor.is_floating_point() or tensor.is_complex())
 
 
-def _key(states: dict[int, int], value: Any) -> Any:
+def _key(layouts: dict[int, Layout], value: Any) -> Any:
     """What a call's arguments are, but for the values of indices; None if one cannot be told."""
     if isinstance(value, Tensor):
         strided = value.layout is torch.strided and not value.is_nested
-        return (value.shape, value.dtype, states.get(id(value))) if strided else None
+        layout = layouts.get(id(value))
+        return (value.shape, value.dtype, layout and id(layout)) if strided else None
     if isinstance(value, slice):
         bounds = (value.start, value.stop, value.step)
-        return None if collect(bounds) else _key(states, ("slice", *bounds))
+        return None if collect(bounds) else _key(layouts, ("slice", *bounds))
     if isinstance(value, dict):
-        return _key(states, tuple(value.items()))
+        return _key(layouts, tuple(value.items()))
     if isinstance(value, (list, tuple)):
-        parts = [_key(states, each) for each in value]
+        parts = [_key(layouts, each) for each in value]
         return None if None in parts else (value.__class__, *parts)
-    return (value.__class__, value) if plain(value) is not None else None
+    return (value.__class__, value) if value.__class__ in PLAIN else None
